@@ -1,0 +1,66 @@
+package ledger
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
+)
+
+// Annotations on a virtual machine: a contract, see docs/commands.md.
+const (
+	AnnotationReservations = "vmip.io/reservations"
+	AnnotationLastOp       = "vmip.io/last-op"
+	AnnotationRestart      = "vmip.io/restart"
+)
+
+// ReservationsOf reads what a VM says about its reservations; nil where it says nothing. A clone
+// carries its source's annotation: compare UID before it is believed.
+func ReservationsOf(annotations map[string]string) (*Reservations, error) {
+	raw, ok := annotations[AnnotationReservations]
+	if !ok || raw == "" {
+		return nil, nil
+	}
+	r := &Reservations{}
+	if err := json.Unmarshal([]byte(raw), r); err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", AnnotationReservations, err)
+	}
+	for name, i := range r.Interfaces {
+		for _, s := range i.Addresses {
+			if _, err := address.Parse(s); err != nil {
+				return nil, fmt.Errorf("annotation %s, interface %s: %w", AnnotationReservations, name, err)
+			}
+		}
+	}
+	return r, nil
+}
+
+// Encode writes the annotation's value.
+func (r *Reservations) Encode() (string, error) {
+	raw, err := json.Marshal(r)
+	return string(raw), err
+}
+
+// Addrs are the addresses that the reservation names.
+func (r Reservation) Addrs() (out []netip.Addr) {
+	for _, s := range r.Addresses {
+		if a, err := address.Parse(s); err == nil {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Names says whether the VM names the address as the one of that interface.
+func (r *Reservations) Names(iface string, a netip.Addr) bool {
+	if r == nil {
+		return false
+	}
+	for _, x := range r.Interfaces[iface].Addrs() {
+		if x == a {
+			return true
+		}
+	}
+	return false
+}

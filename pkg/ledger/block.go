@@ -1,0 +1,147 @@
+package ledger
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
+)
+
+// maxBlockBytes is far above a full block (256 rows of 250 bytes) and far below the 1 MiB that
+// an object may have: past it something else is being stored in the block.
+const maxBlockBytes = 512 << 10
+
+// block is one object of rows. Methods change the copy in memory; the store writes it.
+type block struct {
+	network string
+	prefix  netip.Prefix
+	cm      *corev1.ConfigMap
+}
+
+func blockName(network string, prefix netip.Prefix) string {
+	return "vmip-block-" + network + "-" + address.BlockKey(prefix)
+}
+
+func newBlock(network string, prefix netip.Prefix) *block {
+	return &block{network, prefix, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        blockName(network, prefix),
+			Labels:      map[string]string{LabelKind: KindBlock, LabelNetwork: network},
+			Annotations: map[string]string{AnnotationFormat: Format},
+		},
+	}}
+}
+
+// parseBlock reads a block's identity; rows are read one by one, so that a damaged one does not
+// hide its neighbours.
+func parseBlock(cm *corev1.ConfigMap) (*block, error) {
+	network := cm.Labels[LabelNetwork]
+	key, ok := strings.CutPrefix(cm.Name, "vmip-block-"+network+"-")
+	if network == "" || !ok {
+		return nil, fmt.Errorf("configmap %s: its name and its label %s=%q don't make a block", cm.Name, LabelNetwork, network)
+	}
+	prefix, err := address.ParseBlockKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("configmap %s: %w", cm.Name, err)
+	}
+	return &block{network, prefix, cm}, nil
+}
+
+// writable refuses objects of a newer format: this version would not know what it destroys.
+func writable(cm *corev1.ConfigMap) error {
+	if f := cm.Annotations[AnnotationFormat]; f != "" && f != Format {
+		return fmt.Errorf("configmap %s has format %q, this version writes %s: use a newer kubectl-vmip", cm.Name, f, Format)
+	}
+	return nil
+}
+
+func (b *block) entry(a netip.Addr) (Entry, bool) {
+	key := address.Key(a)
+	raw, ok := b.cm.Data[key]
+	if !ok {
+		return Entry{}, false
+	}
+	return b.parse(key, raw), true
+}
+
+func (b *block) parse(key, raw string) Entry {
+	e := Entry{Network: b.network, Key: b.cm.Name + "/" + key, Raw: raw}
+	if e.Addr, e.Err = address.ParseKey(key); e.Err != nil {
+		return e
+	}
+	if !b.prefix.Contains(e.Addr) {
+		e.Err = fmt.Errorf("it stands in the block of %s", b.prefix)
+		return e
+	}
+	e.Row, e.Err = parseRow(raw)
+	return e
+}
+
+// entries returns all rows in the order of their addresses.
+func (b *block) entries() []Entry {
+	out := make([]Entry, 0, len(b.cm.Data))
+	for key, raw := range b.cm.Data {
+		out = append(out, b.parse(key, raw))
+	}
+	slices.SortFunc(out, compareEntries)
+	return out
+}
+
+func compareEntries(x, y Entry) int {
+	if c := strings.Compare(x.Network, y.Network); c != 0 {
+		return c
+	}
+	if c := x.Addr.Compare(y.Addr); c != 0 {
+		return c
+	}
+	return strings.Compare(x.Key, y.Key)
+}
+
+// put writes a row and its owner's label; nil frees the address.
+func (b *block) put(a netip.Addr, row *Row) error {
+	old, had := b.entry(a)
+	if had && old.Err != nil {
+		return fmt.Errorf("the row of %s is damaged and stays as it is: %w", a, old.Err)
+	}
+	if row == nil {
+		delete(b.cm.Data, address.Key(a))
+	} else {
+		raw, err := row.encode()
+		if err != nil {
+			return err
+		}
+		if b.cm.Data == nil {
+			b.cm.Data = map[string]string{}
+		}
+		b.cm.Data[address.Key(a)] = raw
+		if row.State != Foreign {
+			b.cm.Labels[row.Owner().Label()] = ""
+		}
+	}
+	if had && old.Row.State != Foreign && !b.indexed(old.Row.Owner()) {
+		delete(b.cm.Labels, old.Row.Owner().Label())
+	}
+	size := 0
+	for k, v := range b.cm.Data {
+		size += len(k) + len(v)
+	}
+	if size > maxBlockBytes {
+		return fmt.Errorf("configmap %s would hold %d bytes, more than the %d that a block may have: something else is stored in it", b.cm.Name, size, maxBlockBytes)
+	}
+	return nil
+}
+
+// indexed says whether the owner's label has to stay: a damaged row may be the owner's.
+func (b *block) indexed(o Owner) bool {
+	for _, e := range b.entries() {
+		if e.Err != nil || e.Row.State != Foreign && e.Row.Names(o) {
+			return true
+		}
+	}
+	return false
+}

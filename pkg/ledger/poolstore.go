@@ -1,0 +1,592 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
+)
+
+const (
+	keySpec    = "spec"    // the specification in force
+	keyPending = "pending" // an announced change: only what both allow is handed out
+	keyPools   = "pools"
+	keyCluster = "cluster"
+)
+
+func poolName(name string) string       { return "vmip-pool-" + name }
+func networkName(network string) string { return "vmip-network-" + network }
+
+// poolObject is a pool where it stands.
+type poolObject struct {
+	cm   *corev1.ConfigMap
+	spec Pool
+	// pending is set while a change is under way; a removal is a pending pool without CIDRs.
+	pending *Pool
+}
+
+func parsePool(cm *corev1.ConfigMap) (*poolObject, error) {
+	name, ok := strings.CutPrefix(cm.Name, "vmip-pool-")
+	if !ok {
+		return nil, fmt.Errorf("configmap %s is labelled as a pool but not named as one", cm.Name)
+	}
+	p := &poolObject{cm: cm}
+	parse := func(key string, into *Pool) error {
+		if err := yaml.UnmarshalStrict([]byte(cm.Data[key]), into); err != nil {
+			return fmt.Errorf("pool %s: %s: %w", name, key, err)
+		}
+		into.Name = name
+		return nil
+	}
+	if err := parse(keySpec, &p.spec); err != nil {
+		return nil, err
+	}
+	spec, err := p.spec.Normalise()
+	if err != nil {
+		return nil, err
+	}
+	p.spec = spec
+	if _, ok := cm.Data[keyPending]; ok {
+		p.pending = &Pool{}
+		if err := parse(keyPending, p.pending); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// encode puts the specifications into the object.
+func (p *poolObject) encode() error {
+	spec, err := yaml.Marshal(p.spec)
+	if err != nil {
+		return err
+	}
+	p.cm.Data = map[string]string{keySpec: string(spec)}
+	p.cm.Labels = map[string]string{LabelKind: KindPool, LabelNetwork: p.spec.Network, LabelPool: p.spec.Name}
+	p.cm.Annotations = map[string]string{AnnotationFormat: Format}
+	if p.pending != nil {
+		pending, err := yaml.Marshal(p.pending)
+		if err != nil {
+			return err
+		}
+		p.cm.Data[keyPending] = string(pending)
+	}
+	return nil
+}
+
+// check says whether the address may be handed out now, by the specification in force and the
+// one that is announced.
+func (p *poolObject) check(a netip.Addr, namespace string, automatic bool) error {
+	specs := []Pool{p.spec}
+	if p.pending != nil {
+		specs = append(specs, *p.pending)
+	}
+	for _, spec := range specs {
+		if len(spec.CIDRs) == 0 {
+			return fmt.Errorf("pool %s is being removed", p.spec.Name)
+		}
+		if why := spec.Serves(namespace); why != "" {
+			return errors.New(why)
+		}
+		space, err := spec.Space()
+		if err != nil {
+			return fmt.Errorf("pool %s: %w", p.spec.Name, err)
+		}
+		if err := space.Check(a); err != nil {
+			return fmt.Errorf("pool %s: %w", p.spec.Name, err)
+		}
+		if automatic && !space.Automatic(a) {
+			return &address.NotAllowedError{Addr: a, Rule: address.RuleOutside, Detail: "is not in the ranges of pool " + p.spec.Name}
+		}
+	}
+	return nil
+}
+
+func parseNetwork(cm *corev1.ConfigMap) (*Network, error) {
+	n := &Network{Name: strings.TrimPrefix(cm.Name, "vmip-network-"), Cluster: types.UID(cm.Data[keyCluster]), Pools: map[string][]string{}}
+	if err := yaml.UnmarshalStrict([]byte(cm.Data[keyPools]), &n.Pools); err != nil {
+		return nil, fmt.Errorf("registry of network %s: %w", n.Name, err)
+	}
+	if n.Pools == nil {
+		n.Pools = map[string][]string{}
+	}
+	return n, nil
+}
+
+// PoolNotFoundError names a pool that does not exist and those that do.
+type PoolNotFoundError struct {
+	Name      string
+	Namespace string
+	Have      []string
+}
+
+func (e *PoolNotFoundError) Error() string {
+	if len(e.Have) == 0 {
+		return fmt.Sprintf("pool %q not found: the ledger in namespace %s has no pool; make one with: kubectl vmip pool add %s --cidr CIDR", e.Name, e.Namespace, e.Name)
+	}
+	return fmt.Sprintf("pool %q not found in the ledger in namespace %s: choose one of %s", e.Name, e.Namespace, strings.Join(e.Have, ", "))
+}
+
+// Pools returns all pools by name. A damaged one is an error: it may be the one that matters.
+func (s *Store) Pools(ctx context.Context) ([]Pool, error) {
+	list, err := s.ConfigMaps.List(ctx, metav1.ListOptions{LabelSelector: LabelKind + "=" + KindPool})
+	if err != nil {
+		return nil, fmt.Errorf("pools in namespace %s: %w", s.Namespace, err)
+	}
+	var out []Pool
+	for i := range list.Items {
+		p, err := parsePool(&list.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p.spec)
+	}
+	slices.SortFunc(out, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// Pool returns one pool, or a *PoolNotFoundError.
+func (s *Store) Pool(ctx context.Context, name string) (*Pool, error) {
+	p, err := s.pool(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return &p.spec, nil
+}
+
+func (s *Store) pool(ctx context.Context, name string) (*poolObject, error) {
+	cm, err := s.get(ctx, poolName(name))
+	if apierrors.IsNotFound(err) {
+		missing := &PoolNotFoundError{Name: name, Namespace: s.Namespace}
+		if pools, err := s.Pools(ctx); err == nil {
+			for _, p := range pools {
+				missing.Have = append(missing.Have, p.Name)
+			}
+		}
+		return nil, missing
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parsePool(cm)
+}
+
+// AddPool registers a pool in its network and creates it. A pool that overlaps another one of
+// the network is refused. An AddPool that died between its two writes is completed by the next
+// one with the same CIDRs.
+func (s *Store) AddPool(ctx context.Context, p Pool, cluster types.UID) (Pool, error) {
+	p, err := p.Normalise()
+	if err != nil {
+		return Pool{}, err
+	}
+	obj := &poolObject{cm: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: poolName(p.Name)}}, spec: p}
+	if err := obj.encode(); err != nil {
+		return Pool{}, err
+	}
+	// A name that is taken must be refused before the registry changes.
+	if old, err := s.pool(ctx, p.Name); err == nil {
+		return Pool{}, &PoolExistsError{Pool: old.spec}
+	} else if missing := (*PoolNotFoundError)(nil); !errors.As(err, &missing) {
+		return Pool{}, err
+	}
+	if err := s.register(ctx, p, cluster); err != nil {
+		return Pool{}, err
+	}
+	if err := s.write(ctx, obj.cm); errors.Is(err, ErrChanged) {
+		return Pool{}, &PoolExistsError{Pool: p}
+	} else if err != nil {
+		return Pool{}, err
+	}
+	return p, nil
+}
+
+// PoolExistsError is an AddPool under a name that is taken.
+type PoolExistsError struct{ Pool Pool }
+
+func (e *PoolExistsError) Error() string {
+	return fmt.Sprintf("pool %s already exists with CIDR %s: change it with: kubectl vmip pool set %s", e.Pool.Name, strings.Join(e.Pool.CIDRs, ","), e.Pool.Name)
+}
+
+// register writes the pool's CIDRs into the registry of its network.
+func (s *Store) register(ctx context.Context, p Pool, cluster types.UID) error {
+	return s.registry(ctx, p.Network, func(n *Network) error {
+		if n.Cluster == "" {
+			n.Cluster = cluster
+		}
+		if cluster != "" && n.Cluster != cluster {
+			return fmt.Errorf("the ledger in namespace %s belongs to cluster %s, this is cluster %s: a ledger can't be moved by copying its objects", s.Namespace, n.Cluster, cluster)
+		}
+		if cidrs, ok := n.Pools[p.Name]; ok && !slices.Equal(cidrs, p.CIDRs) {
+			return fmt.Errorf("network %s has pool %s registered with CIDR %s by a command that died: repeat it with that CIDR, then change it", n.Name, p.Name, strings.Join(cidrs, ","))
+		}
+		if err := n.admit(p); err != nil {
+			return err
+		}
+		n.Pools[p.Name] = p.CIDRs
+		return nil
+	})
+}
+
+// registry changes the registry of a network by compare-and-swap, creating it where it is missing.
+func (s *Store) registry(ctx context.Context, network string, change func(*Network) error) error {
+	return s.retry(ctx, func() error {
+		cm, err := s.ConfigMaps.Get(ctx, networkName(network), metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			cm, err = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+				Name:        networkName(network),
+				Labels:      map[string]string{LabelKind: KindNetwork, LabelNetwork: network},
+				Annotations: map[string]string{AnnotationFormat: Format},
+			}}, nil
+		}
+		if err != nil {
+			return s.describe(networkName(network), err)
+		}
+		if err := writable(cm); err != nil {
+			return err
+		}
+		n, err := parseNetwork(cm)
+		if err != nil {
+			return err
+		}
+		before := maps.Clone(n.Pools)
+		if err := change(n); err != nil {
+			return err
+		}
+		if cm.ResourceVersion != "" && maps.EqualFunc(before, n.Pools, slices.Equal) && string(n.Cluster) == cm.Data[keyCluster] {
+			return nil
+		}
+		pools, err := yaml.Marshal(n.Pools)
+		if err != nil {
+			return err
+		}
+		cm.Data = map[string]string{keyPools: string(pools), keyCluster: string(n.Cluster)}
+		return s.write(ctx, cm)
+	})
+}
+
+func overlap(as, bs []string) (a, b netip.Prefix, ok bool) {
+	for _, x := range as {
+		for _, y := range bs {
+			p, err1 := address.ParsePrefix(x)
+			q, err2 := address.ParsePrefix(y)
+			if err1 == nil && err2 == nil && p.Overlaps(q) {
+				return p, q, true
+			}
+		}
+	}
+	return a, b, false
+}
+
+// RowsOutsideError names the rows that keep a pool from being changed or removed.
+type RowsOutsideError struct {
+	Pool    string
+	Removal bool
+	Rows    []Entry
+}
+
+func (e *RowsOutsideError) Error() string {
+	var b strings.Builder
+	if e.Removal {
+		fmt.Fprintf(&b, "pool %s can't be removed: it has %d addresses in use or cooling down", e.Pool, len(e.Rows))
+	} else {
+		fmt.Fprintf(&b, "pool %s can't be changed: %d addresses that it has given out would no longer be allowed", e.Pool, len(e.Rows))
+	}
+	for i, r := range e.Rows {
+		if i == 5 {
+			fmt.Fprintf(&b, "\n  … and %d more", len(e.Rows)-i)
+			break
+		}
+		fmt.Fprintf(&b, "\n  %s", r)
+		if r.Err == nil && r.Row.State == Held {
+			fmt.Fprintf(&b, " until %s", r.Row.Until.UTC().Format("2006-01-02T15:04:05Z"))
+		}
+	}
+	return b.String()
+}
+
+// SetPool changes a pool: it announces the new specification beside the old, fences every block,
+// checks that no row is left outside, and commits; or withdraws and names the rows. The network
+// and the name stay. A change that died is replaced by this one.
+func (s *Store) SetPool(ctx context.Context, p Pool) (Pool, error) {
+	p, err := p.Normalise()
+	if err != nil {
+		return Pool{}, err
+	}
+	return p, s.change(ctx, p.Name, &p)
+}
+
+// RemovePool removes a pool; refused while rows of it exist. Its blocks stay.
+func (s *Store) RemovePool(ctx context.Context, name string) error { return s.change(ctx, name, nil) }
+
+// change is SetPool, and RemovePool where the new specification is nil.
+func (s *Store) change(ctx context.Context, name string, to *Pool) error {
+	var old Pool
+	op := NewOp()
+	announce := func(pending *Pool) func(*poolObject) error {
+		return func(o *poolObject) error {
+			if pending != nil && pending.Network != o.spec.Network {
+				return fmt.Errorf("pool %s is in network %s: a pool can't change its network; add another pool", name, o.spec.Network)
+			}
+			old, o.pending = o.spec, pending
+			if pending != nil {
+				pending.OpenBlocks = max(pending.OpenBlocks, o.spec.OpenBlocks)
+			}
+			return nil
+		}
+	}
+	pending := to
+	if to == nil {
+		current, err := s.pool(ctx, name)
+		if err != nil {
+			return err
+		}
+		pending = &Pool{Name: name, Network: current.spec.Network}
+	}
+	if s.DryRun {
+		current, err := s.pool(ctx, name)
+		if err != nil {
+			return err
+		}
+		return s.outside(ctx, current.spec, to)
+	}
+	if to != nil {
+		// The registry first: nobody else may take the new CIDR meanwhile. Until the commit it holds both.
+		if err := s.extend(ctx, name, to); err != nil {
+			return err
+		}
+	}
+	if err := s.updatePool(ctx, name, announce(pending)); err != nil {
+		return err
+	}
+	err := s.fence(ctx, op, old, *pending)
+	if err == nil {
+		err = s.outside(ctx, old, to)
+	}
+	if err != nil {
+		if werr := s.updatePool(ctx, name, announce(nil)); werr != nil {
+			return errors.Join(err, fmt.Errorf("withdrawing the change: %w; repeat the command", werr))
+		}
+		return errors.Join(err, s.registry(ctx, old.Network, func(n *Network) error { n.Pools[name] = old.CIDRs; return nil }))
+	}
+	if to == nil {
+		if err := s.ConfigMaps.Delete(ctx, poolName(name), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return s.describe(poolName(name), err)
+		}
+		return s.registry(ctx, old.Network, func(n *Network) error { delete(n.Pools, name); return nil })
+	}
+	err = s.updatePool(ctx, name, func(o *poolObject) error {
+		if o.pending == nil || !samePool(*o.pending, *to) {
+			return fmt.Errorf("pool %s is being changed by another command: try again", name)
+		}
+		to.OpenBlocks = max(to.OpenBlocks, o.spec.OpenBlocks)
+		o.spec, o.pending = *to, nil
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return s.registry(ctx, old.Network, func(n *Network) error { n.Pools[name] = to.CIDRs; return nil })
+}
+
+func samePool(a, b Pool) bool {
+	a.OpenBlocks, b.OpenBlocks = 0, 0
+	x, err1 := yaml.Marshal(a)
+	y, err2 := yaml.Marshal(b)
+	return err1 == nil && err2 == nil && string(x) == string(y)
+}
+
+// extend adds the new CIDRs of a pool to its registry entry, refusing an overlap.
+func (s *Store) extend(ctx context.Context, name string, to *Pool) error {
+	return s.registry(ctx, to.Network, func(n *Network) error {
+		if err := n.admit(*to); err != nil {
+			return err
+		}
+		for _, c := range to.CIDRs {
+			if !slices.Contains(n.Pools[name], c) {
+				n.Pools[name] = append(slices.Clone(n.Pools[name]), c)
+			}
+		}
+		return nil
+	})
+}
+
+func (s *Store) updatePool(ctx context.Context, name string, change func(*poolObject) error) error {
+	return s.retry(ctx, func() error {
+		p, err := s.pool(ctx, name)
+		if err != nil {
+			return err
+		}
+		if err := writable(p.cm); err != nil {
+			return err
+		}
+		if err := change(p); err != nil {
+			return err
+		}
+		if err := p.encode(); err != nil {
+			return err
+		}
+		return s.write(ctx, p.cm)
+	})
+}
+
+// fence writes an id that was never used before into every block that either specification can
+// reach, so that a writer who decided by the old specification meets a conflict. Blocks of the
+// open ranges that are missing are created, since creating is how a writer meets a missing block.
+func (s *Store) fence(ctx context.Context, op string, specs ...Pool) error {
+	prefixes := map[netip.Prefix]bool{}
+	network := specs[0].Network
+	var cidrs []netip.Prefix
+	for _, p := range specs {
+		if len(p.CIDRs) == 0 {
+			continue
+		}
+		space, err := p.Space()
+		if err != nil {
+			return err
+		}
+		own, err := p.Prefixes()
+		if err != nil {
+			return err
+		}
+		cidrs = append(cidrs, own...)
+		for _, f := range p.Families() {
+			for _, b := range p.open(space, f) {
+				prefixes[b] = true
+			}
+		}
+	}
+	list, err := s.ConfigMaps.List(ctx, metav1.ListOptions{LabelSelector: LabelKind + "=" + KindBlock + "," + LabelNetwork + "=" + network})
+	if err != nil {
+		return fmt.Errorf("blocks of network %s: %w", network, err)
+	}
+	for i := range list.Items {
+		b, err := parseBlock(&list.Items[i])
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(cidrs, b.prefix.Overlaps) {
+			prefixes[b.prefix] = true
+		}
+	}
+	for prefix := range prefixes {
+		err := s.retry(ctx, func() error {
+			b, err := s.block(ctx, network, prefix)
+			if err != nil {
+				return err
+			}
+			if b == nil {
+				b = newBlock(network, prefix)
+			}
+			if b.cm.Annotations == nil {
+				b.cm.Annotations = map[string]string{AnnotationFormat: Format}
+			}
+			b.cm.Annotations[AnnotationFence] = op
+			return s.save(ctx, b)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// outside finds rows of the old specification that the new one does not allow.
+func (s *Store) outside(ctx context.Context, old Pool, to *Pool) error {
+	snap, err := s.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	var space *address.Space
+	if to != nil {
+		if space, err = to.Space(); err != nil {
+			return err
+		}
+	}
+	refused := &RowsOutsideError{Pool: old.Name, Removal: to == nil}
+	for _, e := range snap.Entries {
+		if e.Network != old.Network || !old.Contains(e.Addr) && e.Err == nil {
+			continue
+		}
+		if e.Err == nil && e.Row.State == Foreign || e.Err == nil && e.Row.State == Held && e.Row.Until.Before(s.Clock.Now()) && to == nil {
+			continue
+		}
+		if space != nil && (e.Err != nil || space.Check(e.Addr) == nil) {
+			continue
+		}
+		if e.Err != nil && !e.Addr.IsValid() {
+			continue // not an address: audit reports it
+		}
+		refused.Rows = append(refused.Rows, e)
+	}
+	if len(refused.Rows) > 0 {
+		return refused
+	}
+	return nil
+}
+
+// Usage counts how full a pool is: the addresses of automatic choice and those without a row.
+func (s *Snapshot) Usage(p Pool) (total, free *big.Int, rows map[State]int, err error) {
+	space, err := p.Space()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	total, rows = new(big.Int), map[State]int{}
+	for _, f := range p.Families() {
+		total.Add(total, space.Count(f))
+	}
+	free = new(big.Int).Set(total)
+	for _, e := range s.Entries {
+		if e.Network != p.Network || !p.Contains(e.Addr) {
+			continue
+		}
+		if e.Err == nil {
+			rows[e.Row.State]++
+		} else {
+			rows["damaged"]++
+		}
+		if space.Automatic(e.Addr) {
+			free.Sub(free, big.NewInt(1))
+		}
+	}
+	return total, free, rows, nil
+}
+
+// CheckPool says what keeps a pool from being added to the ledger that was read.
+func (s *Snapshot) CheckPool(p Pool) error {
+	for _, other := range s.Pools {
+		if other.Name == p.Name {
+			return &PoolExistsError{Pool: other}
+		}
+	}
+	for _, n := range s.Networks {
+		if n.Name == p.Network {
+			return n.admit(p)
+		}
+	}
+	return nil
+}
+
+// admit says whether the registry lets a pool have its CIDRs.
+func (n Network) admit(p Pool) error {
+	for name, cidrs := range n.Pools {
+		if name == p.Name {
+			continue
+		}
+		if a, b, ok := overlap(cidrs, p.CIDRs); ok {
+			return fmt.Errorf("pool %s: CIDR %s overlaps CIDR %s of pool %s in network %s: an address has one pool; isolated networks need --network", p.Name, b, a, name, n.Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+package ledger
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func splitVM(s string) (namespace, name string) {
+	namespace, name, _ = strings.Cut(s, "/")
+	return namespace, name
+}
+
+// wireRow is the JSON form of a Row; the order is the one people read.
+type wireRow struct {
+	VM        string     `json:"vm"`
+	UID       types.UID  `json:"uid,omitempty"`
+	Interface string     `json:"interface,omitempty"`
+	MAC       string     `json:"mac,omitempty"`
+	State     State      `json:"state"`
+	Op        string     `json:"op,omitempty"`
+	Since     time.Time  `json:"since"`
+	Until     *time.Time `json:"until,omitempty"`
+	Replaces  string     `json:"replaces,omitempty"`
+	Reason    string     `json:"reason,omitempty"`
+}
+
+var wireFields = []string{"vm", "uid", "interface", "mac", "state", "op", "since", "until", "replaces", "reason"}
+
+// parseRow reads one row and keeps the fields that it does not know. Whatever it can't
+// understand is an error: such a row counts as taken and is never rewritten.
+func parseRow(raw string) (Row, error) {
+	var w wireRow
+	if err := json.Unmarshal([]byte(raw), &w); err != nil {
+		return Row{}, fmt.Errorf("not a row: %w", err)
+	}
+	r := Row{VM: w.VM, UID: w.UID, Interface: w.Interface, MAC: w.MAC, State: w.State, Op: w.Op, Since: w.Since, Replaces: w.Replaces, Reason: w.Reason}
+	if w.Until != nil {
+		r.Until = *w.Until
+	}
+	if err := r.valid(); err != nil {
+		return Row{}, err
+	}
+	if err := json.Unmarshal([]byte(raw), &r.extra); err != nil {
+		return Row{}, err
+	}
+	for _, f := range wireFields {
+		delete(r.extra, f)
+	}
+	return r, nil
+}
+
+func (r Row) valid() error {
+	known := false
+	for _, s := range States {
+		known = known || s == r.State
+	}
+	switch {
+	case !known:
+		return fmt.Errorf("unknown state %q", r.State)
+	case r.State == Foreign:
+		return nil
+	case strings.Count(r.VM, "/") != 1 || strings.HasPrefix(r.VM, "/") || strings.HasSuffix(r.VM, "/"):
+		return fmt.Errorf("vm %q is not namespace/name", r.VM)
+	case r.Interface == "":
+		return fmt.Errorf("no interface")
+	case r.Op == "":
+		return fmt.Errorf("no op")
+	case r.State == Held && r.Until.IsZero():
+		return fmt.Errorf("held without an end")
+	}
+	if r.Replaces != "" {
+		if _, err := netip.ParseAddr(r.Replaces); err != nil {
+			return fmt.Errorf("replaces %q is not an address", r.Replaces)
+		}
+	}
+	return nil
+}
+
+// encode writes a row as one line of JSON, unknown fields last and in a stable order.
+func (r Row) encode() (string, error) {
+	w := wireRow{VM: r.VM, UID: r.UID, Interface: r.Interface, MAC: r.MAC, State: r.State, Op: r.Op, Since: r.Since.UTC().Truncate(time.Second), Replaces: r.Replaces, Reason: r.Reason}
+	if !r.Until.IsZero() {
+		until := r.Until.UTC().Truncate(time.Second)
+		w.Until = &until
+	}
+	if err := r.valid(); err != nil {
+		return "", fmt.Errorf("row of %s: %w", r.VM, err)
+	}
+	known, err := json.Marshal(w)
+	if err != nil || len(r.extra) == 0 {
+		return string(known), err
+	}
+	extra, err := json.Marshal(r.extra)
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSuffix(string(known), "}") + "," + strings.TrimPrefix(string(extra), "{"), nil
+}
+
+// same says whether a row is still the one that was read: a transition is only from the UID, op
+// and state that were read.
+func (r Row) same(other Row) bool {
+	return r.VM == other.VM && r.UID == other.UID && r.Interface == other.Interface && r.Op == other.Op && r.State == other.State
+}

@@ -1,0 +1,321 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
+)
+
+// Clock tells the time; the API server's, not this machine's, so that clients with wrong clocks
+// agree on cool-downs.
+type Clock interface{ Now() time.Time }
+
+// Store reads and writes the ledger in one namespace. Reads that decide are GET and LIST with
+// resourceVersion unset; writes are compare-and-swap on one object.
+type Store struct {
+	ConfigMaps corev1client.ConfigMapInterface
+	Namespace  string
+	Clock      Clock
+	// FieldManager is written with every change.
+	FieldManager string
+	// DryRun sends every write with dryRun=All: the server checks it and keeps nothing.
+	DryRun bool
+}
+
+// ErrChanged is returned where somebody else changed what a decision was based on: read again
+// and decide again.
+var ErrChanged = errors.New("changed by another writer")
+
+// UnknownError is a write whose outcome could not be found out. Running the command again
+// settles it.
+type UnknownError struct {
+	Object string
+	Err    error
+}
+
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("outcome unknown: writing %s: %v; run the command again", e.Object, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *UnknownError) Unwrap() error { return e.Err }
+
+func (s *Store) describe(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("ledger configmap %s/%s: %w", s.Namespace, name, err)
+}
+
+func (s *Store) dryRun() []string {
+	if s.DryRun {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
+}
+
+func (s *Store) get(ctx context.Context, name string) (*corev1.ConfigMap, error) {
+	cm, err := s.ConfigMaps.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, s.describe(name, err)
+	}
+	return cm, nil
+}
+
+// write creates or replaces an object under the resourceVersion that it carries; a conflict is
+// ErrChanged. An answer that got lost is settled: while the object's resourceVersion is the one
+// sent, the same write is repeated under it, so that at most one of them applies; as soon as it
+// differs the object itself tells whose write it was.
+func (s *Store) write(ctx context.Context, cm *corev1.ConfigMap) error {
+	var lost error
+	for try := 0; ; try++ {
+		var err error
+		if cm.ResourceVersion == "" {
+			_, err = s.ConfigMaps.Create(ctx, cm, metav1.CreateOptions{FieldManager: s.FieldManager, DryRun: s.dryRun()})
+		} else {
+			_, err = s.ConfigMaps.Update(ctx, cm, metav1.UpdateOptions{FieldManager: s.FieldManager, DryRun: s.dryRun()})
+		}
+		switch {
+		case err == nil:
+			return nil
+		case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && cm.ResourceVersion != "":
+			if lost == nil {
+				return ErrChanged
+			}
+			now, rerr := s.ConfigMaps.Get(ctx, cm.Name, metav1.GetOptions{})
+			if rerr == nil && now.Data != nil && mapsEqual(now.Data, cm.Data) && mapsEqual(now.Annotations, cm.Annotations) {
+				return nil // the write whose answer was lost
+			}
+			if rerr == nil || apierrors.IsNotFound(rerr) {
+				return ErrChanged
+			}
+			lost = rerr
+		case !ambiguous(err):
+			return s.describe(cm.Name, err)
+		default:
+			lost = err
+		}
+		if !s.pause(ctx, try) || try == maxSettle {
+			return &UnknownError{Object: "configmap " + s.Namespace + "/" + cm.Name, Err: lost}
+		}
+	}
+}
+
+const maxSettle = 8
+
+// mapsEqual is exact: an op is fresh for every write, so that equal contents are the same write.
+func mapsEqual(a, b map[string]string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for k, v := range a {
+		if w, ok := b[k]; !ok || v != w {
+			return false
+		}
+	}
+	return true
+}
+
+// ambiguous says whether the server may have applied a write all the same.
+func ambiguous(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return true // no answer at all
+	}
+	return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsInternalError(err) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsUnexpectedServerError(err)
+}
+
+// pause waits before the next try, longer after more tries and never the same time in two
+// processes; false when the context has ended.
+func (s *Store) pause(ctx context.Context, try int) bool {
+	limit := min(2*time.Millisecond<<min(try, 7), 200*time.Millisecond)
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(rand.N(limit)):
+		return true
+	}
+}
+
+// retry runs an attempt until it no longer meets another writer.
+func (s *Store) retry(ctx context.Context, attempt func() error) error {
+	for try := 0; ; try++ {
+		err := attempt()
+		if !errors.Is(err, ErrChanged) {
+			return err
+		}
+		if !s.pause(ctx, try) {
+			return fmt.Errorf("gave up after %d conflicts with other writers: %w", try+1, context.Cause(ctx))
+		}
+	}
+}
+
+// DamagedError is a row that can't be read where it matters to whom it belongs.
+type DamagedError struct {
+	Owner Owner
+	Entry Entry
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("ledger row %s can't be read (%v) and may belong to %s: repair or remove it by hand", e.Entry.Key, e.Entry.Err, e.Owner)
+}
+
+// RowsOf returns the rows that name the owner's machine and interface, whatever their UID, in
+// one request however large the ledger is.
+func (s *Store) RowsOf(ctx context.Context, o Owner) ([]Entry, error) {
+	list, err := s.ConfigMaps.List(ctx, metav1.ListOptions{LabelSelector: LabelKind + "=" + KindBlock + "," + o.Label()})
+	if err != nil {
+		return nil, fmt.Errorf("ledger rows of %s in namespace %s: %w", o, s.Namespace, err)
+	}
+	var out []Entry
+	for i := range list.Items {
+		b, err := parseBlock(&list.Items[i])
+		if err != nil {
+			return nil, s.describe(list.Items[i].Name, err)
+		}
+		var damaged *Entry
+		found := false
+		for _, e := range b.entries() {
+			switch {
+			case e.Err != nil:
+				damaged = &e
+			case e.Row.State != Foreign && e.Row.Names(o):
+				found = true
+				out = append(out, e)
+			}
+		}
+		if !found && damaged != nil {
+			return nil, &DamagedError{o, *damaged}
+		}
+	}
+	slices.SortFunc(out, compareEntries)
+	return out, nil
+}
+
+// Row reads the row of one address.
+func (s *Store) Row(ctx context.Context, network string, a netip.Addr) (Entry, bool, error) {
+	b, err := s.block(ctx, network, address.BlockOf(a))
+	if err != nil || b == nil {
+		return Entry{}, false, err
+	}
+	e, ok := b.entry(a)
+	return e, ok, nil
+}
+
+// block reads one block; nil where it does not exist.
+func (s *Store) block(ctx context.Context, network string, prefix netip.Prefix) (*block, error) {
+	name := blockName(network, prefix)
+	cm, err := s.ConfigMaps.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, s.describe(name, err)
+	}
+	b, err := parseBlock(cm)
+	return b, s.describe(name, err)
+}
+
+// Transition changes one row from exactly the UID, op and state that were read; nil frees the
+// address. It returns ErrChanged where the row is no longer the one that was read.
+func (s *Store) Transition(ctx context.Context, from Entry, to *Row) error {
+	return s.retry(ctx, func() error {
+		b, err := s.block(ctx, from.Network, address.BlockOf(from.Addr))
+		if err != nil {
+			return err
+		}
+		if b == nil {
+			return errRowGone
+		}
+		now, ok := b.entry(from.Addr)
+		if !ok || now.Err != nil || !now.Row.same(from.Row) {
+			return errRowGone
+		}
+		if err := b.put(from.Addr, to); err != nil {
+			return err
+		}
+		return s.save(ctx, b)
+	})
+}
+
+// errRowGone is ErrChanged for the caller, but ends the inner retry.
+var errRowGone = &rowGoneError{}
+
+type rowGoneError struct{}
+
+func (*rowGoneError) Error() string { return "the row was changed by another writer" }
+
+// IsChanged says whether somebody else changed the row that a transition was to start from.
+func IsChanged(err error) bool {
+	var gone *rowGoneError
+	return errors.Is(err, ErrChanged) || errors.As(err, &gone)
+}
+
+func (s *Store) save(ctx context.Context, b *block) error {
+	if err := writable(b.cm); err != nil {
+		return err
+	}
+	return s.write(ctx, b.cm)
+}
+
+// Snapshot reads the whole ledger in one request.
+func (s *Store) Snapshot(ctx context.Context) (*Snapshot, error) {
+	list, err := s.ConfigMaps.List(ctx, metav1.ListOptions{LabelSelector: LabelKind})
+	if err != nil {
+		return nil, fmt.Errorf("ledger in namespace %s: %w", s.Namespace, err)
+	}
+	return ParseSnapshot(list.Items), nil
+}
+
+// ParseSnapshot reads the ledger's objects; other ConfigMaps are passed over, damaged ones named.
+func ParseSnapshot(items []corev1.ConfigMap) *Snapshot {
+	out := &Snapshot{}
+	for i := range items {
+		cm := &items[i]
+		var err error
+		switch cm.Labels[LabelKind] {
+		case KindBlock:
+			var b *block
+			if b, err = parseBlock(cm); err == nil {
+				out.Entries = append(out.Entries, b.entries()...)
+			}
+		case KindPool:
+			var p *poolObject
+			if p, err = parsePool(cm); err == nil {
+				out.Pools = append(out.Pools, p.spec)
+			}
+		case KindNetwork:
+			var n *Network
+			if n, err = parseNetwork(cm); err == nil {
+				out.Networks = append(out.Networks, *n)
+			}
+		}
+		if err != nil {
+			out.Damaged = append(out.Damaged, err.Error())
+		}
+	}
+	slices.SortFunc(out.Entries, compareEntries)
+	return out
+}
+
+// PoolOf returns the pool whose CIDRs hold the address; nil where none does.
+func (s *Snapshot) PoolOf(network string, a netip.Addr) *Pool {
+	for i := range s.Pools {
+		if p := &s.Pools[i]; p.Network == network && p.Contains(a) {
+			return p
+		}
+	}
+	return nil
+}
