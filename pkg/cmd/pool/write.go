@@ -1,0 +1,231 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/api/v1alpha1"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/printer"
+)
+
+func newAdd(env *cli.Env) *cobra.Command {
+	var spec specFlags
+	var out printer.Flags
+	var dry cli.DryRun
+	cmd := &cobra.Command{
+		Use:   "add NAME --cidr CIDR [--range FIRST-LAST] [--gateway ADDRESS]",
+		Short: "Add an address pool",
+		Example: `  # A pool whose addresses 10 to 200 are given out automatically
+  kubectl vmip pool add lab --cidr 198.51.100.0/24 --range 198.51.100.10-198.51.100.200 --gateway 198.51.100.1
+
+  # Both families, for two namespaces only
+  kubectl vmip pool add web --cidr 203.0.113.0/24,2001:db8:1::/64 --for-namespace tenant-a,tenant-b`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p := ledger.Pool{Name: args[0]}
+			spec.apply(cmd.Flags(), &p)
+			if len(p.CIDRs) == 0 {
+				return cli.UsageError(errors.New("a pool needs --cidr"))
+			}
+			if err := checkProfile(p.Profile); err != nil {
+				return cli.UsageError(err)
+			}
+			if _, err := p.Normalise(); err != nil {
+				return cli.UsageError(err)
+			}
+			return add(cmd.Context(), env, p, dry, out)
+		},
+	}
+	spec.add(cmd.Flags(), true)
+	out.AddResultFlags(cmd.Flags())
+	dry.AddFlag(cmd.Flags())
+	return cmd
+}
+
+// profiles are the values of --profile.
+var profiles = []string{ledger.ProfileAuto, "calico", "kube-ovn", "spiderpool"}
+
+func checkProfile(name string) error {
+	if name == "" || slices.Contains(profiles, name) {
+		return nil
+	}
+	return fmt.Errorf("unknown profile %q: choose one of %s", name, strings.Join(profiles, ", "))
+}
+
+func add(ctx context.Context, env *cli.Env, p ledger.Pool, dry cli.DryRun, out printer.Flags) error {
+	c, err := env.Clients()
+	if err != nil {
+		return err
+	}
+	uid, err := clusterUID(ctx, c)
+	if err != nil {
+		return err
+	}
+	outcome := v1alpha1.Done
+	if dry.Client() {
+		p, err = planAdd(ctx, c, p)
+	} else {
+		c.Ledger.DryRun = dry.Enabled()
+		if err := ensureNamespace(ctx, c, dry); err != nil {
+			return err
+		}
+		p, err = c.Ledger.AddPool(ctx, p, uid)
+	}
+	if exists := (*ledger.PoolExistsError)(nil); errors.As(err, &exists) && same(exists.Pool, p) {
+		p, outcome, err = exists.Pool, v1alpha1.Unchanged, nil
+	}
+	if err != nil {
+		return err
+	}
+	total, _, _, err := (&ledger.Snapshot{}).Usage(p)
+	if err != nil {
+		return err
+	}
+	message := fmt.Sprintf("%s addresses, profile %s", total, p.Profile)
+	return printer.Operations(env.Out, out, []v1alpha1.Operation{operation(p.Name, "added", outcome, dry, message)})
+}
+
+// planAdd does what AddPool would check, without writing.
+func planAdd(ctx context.Context, c *cli.Clients, p ledger.Pool) (ledger.Pool, error) {
+	p, err := p.Normalise()
+	if err != nil {
+		return p, err
+	}
+	snap, err := c.Ledger.Snapshot(ctx)
+	if err != nil {
+		return p, err
+	}
+	return p, snap.CheckPool(p)
+}
+
+// same compares what was asked for with what is there; how far automatic choice has come is
+// nobody's wish.
+func same(a, b ledger.Pool) bool {
+	b, err := b.Normalise()
+	if err != nil {
+		return false
+	}
+	a.OpenBlocks = b.OpenBlocks
+	x, err1 := yaml.Marshal(a)
+	y, err2 := yaml.Marshal(b)
+	return err1 == nil && err2 == nil && string(x) == string(y)
+}
+
+// ensureNamespace makes the ledger's namespace where it is missing.
+func ensureNamespace(ctx context.Context, c *cli.Clients, dry cli.DryRun) error {
+	_, err := c.Core.CoreV1().Namespaces().Get(ctx, c.Ledger.Namespace, metav1.GetOptions{})
+	if err == nil || apierrors.IsForbidden(err) {
+		return nil // who may not look may still write ConfigMaps
+	}
+	if !apierrors.IsNotFound(err) {
+		return fmt.Errorf("namespace %s: %w", c.Ledger.Namespace, err)
+	}
+	if dry.Enabled() {
+		return fmt.Errorf("namespace %s does not exist yet and the server can't check writes into it: use --dry-run=client", c.Ledger.Namespace)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: c.Ledger.Namespace, Labels: map[string]string{"app.kubernetes.io/part-of": "kubectl-vmip"}}}
+	_, err = c.Core.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{FieldManager: c.Ledger.FieldManager})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("creating namespace %s for the ledger: %w", c.Ledger.Namespace, err)
+	}
+	return nil
+}
+
+func newSet(env *cli.Env) *cobra.Command {
+	var spec specFlags
+	var out printer.Flags
+	var dry cli.DryRun
+	cmd := &cobra.Command{
+		Use:   "set NAME [--range FIRST-LAST] [--exclude ADDRESS] …",
+		Short: "Change an address pool",
+		Long: `Change an address pool. Only what is given changes; a list replaces the list, and an empty
+value clears it (--exclude=). A change that would leave a reserved address outside the pool is
+refused, and the reservations that stand in its way are named.`,
+		Example: `  # Give out more addresses
+  kubectl vmip pool set lab --range 198.51.100.10-198.51.100.250
+
+  # Never give out the printer's address
+  kubectl vmip pool set lab --exclude 198.51.100.50`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completePools(env),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkProfile(spec.profile); err != nil {
+				return cli.UsageError(err)
+			}
+			return set(cmd.Context(), env, args[0], func(p *ledger.Pool) { spec.apply(cmd.Flags(), p) }, dry, out)
+		},
+	}
+	spec.add(cmd.Flags(), false)
+	out.AddResultFlags(cmd.Flags())
+	dry.AddFlag(cmd.Flags())
+	return cmd
+}
+
+func set(ctx context.Context, env *cli.Env, name string, change func(*ledger.Pool), dry cli.DryRun, out printer.Flags) error {
+	c, err := env.Clients()
+	if err != nil {
+		return err
+	}
+	old, err := c.Ledger.Pool(ctx, name)
+	if err != nil {
+		return err
+	}
+	p := *old
+	p.CIDRs, p.Ranges, p.Exclude, p.Gateways = slices.Clone(p.CIDRs), slices.Clone(p.Ranges), slices.Clone(p.Exclude), slices.Clone(p.Gateways)
+	change(&p)
+	p, err = p.Normalise()
+	if err != nil {
+		return cli.UsageError(err)
+	}
+	outcome := v1alpha1.Unchanged
+	if !same(*old, p) {
+		outcome = v1alpha1.Done
+		c.Ledger.DryRun = dry.Enabled()
+		if p, err = c.Ledger.SetPool(ctx, p); err != nil {
+			return err
+		}
+	}
+	total, _, _, err := (&ledger.Snapshot{}).Usage(p)
+	if err != nil {
+		return err
+	}
+	return printer.Operations(env.Out, out, []v1alpha1.Operation{operation(name, "changed", outcome, dry, total.String()+" addresses")})
+}
+
+func newRemove(env *cli.Env) *cobra.Command {
+	var out printer.Flags
+	var dry cli.DryRun
+	cmd := &cobra.Command{
+		Use:   "remove NAME",
+		Short: "Remove an address pool",
+		Long: `Remove an address pool. Refused while the pool has reservations, or addresses that cool down
+after a release.`,
+		Example: `  kubectl vmip pool remove lab`,
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: completePools(env),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := env.Clients()
+			if err != nil {
+				return err
+			}
+			c.Ledger.DryRun = dry.Enabled()
+			if err := c.Ledger.RemovePool(cmd.Context(), args[0]); err != nil {
+				return err
+			}
+			return printer.Operations(env.Out, out, []v1alpha1.Operation{operation(args[0], "removed", v1alpha1.Done, dry, "")})
+		},
+	}
+	out.AddResultFlags(cmd.Flags())
+	dry.AddFlag(cmd.Flags())
+	return cmd
+}

@@ -1,0 +1,112 @@
+// Package reserve has the command that gives virtual machines fixed addresses.
+package reserve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/printer"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
+)
+
+type options struct {
+	targets   *cli.Targets
+	pool, nic string
+	ips       []string
+	addresses []netip.Addr
+	unchanged bool
+	dry       cli.DryRun
+	out       printer.Flags
+}
+
+// New returns `kubectl vmip reserve`.
+func New(env *cli.Env) *cobra.Command {
+	o := &options{targets: cli.NewTargets(env)}
+	cmd := &cobra.Command{
+		Use:   "reserve (VM… | -l SELECTOR | --all) [--pool POOL] [--ip ADDRESS]",
+		Short: "Give virtual machines fixed addresses",
+		Long: `Give virtual machines fixed addresses.
+
+The address is recorded in the ledger first, then the machine's template is patched so that the
+network plugin honours it. The template reaches a running machine at its next start: until then
+the reservation is "restart pending". Where the running pod already has the address, nothing
+needs a restart.
+
+Safe to repeat: a machine that has its reservation is left unchanged, and one whose command
+died half-way is completed.`,
+		Example: `  # The next free address of the only pool
+  kubectl vmip reserve db-1
+
+  # A chosen address
+  kubectl vmip reserve db-1 -n tenant-a --pool lab --ip 198.51.100.20
+
+  # One of each family
+  kubectl vmip reserve db-1 --ip 198.51.100.20 --ip 2001:db8:1::20
+
+  # All machines with a label, showing what would happen
+  kubectl vmip reserve -l app=db --pool lab --dry-run=client`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.parse(args); err != nil {
+				return err
+			}
+			return o.run(cmd.Context(), env)
+		},
+	}
+	o.targets.AddFlags(cmd)
+	fs := cmd.Flags()
+	fs.StringVar(&o.pool, "pool", "", "Pool to take the address from; needed where several serve the machine")
+	fs.StringSliceVar(&o.ips, "ip", nil, "Address to reserve, at most one a family; by default the next free one of every family of the pool")
+	fs.StringVar(&o.nic, "interface", "", "Interface by its network's name; by default the one on the pod network")
+	fs.BoolVar(&o.unchanged, "error-unchanged", false, "Exit with status 3 where nothing had to change")
+	o.dry.AddFlag(fs)
+	o.out.AddResultFlags(fs)
+	_ = cmd.RegisterFlagCompletionFunc("pool", env.Complete(func(ctx context.Context, c *cli.Clients) ([]string, error) {
+		pools, err := c.Ledger.Pools(ctx)
+		var names []string
+		for _, p := range pools {
+			names = append(names, p.Name)
+		}
+		return names, err
+	}))
+	return cmd
+}
+
+func (o *options) parse(args []string) error {
+	if err := o.targets.Parse(args); err != nil {
+		return err
+	}
+	for _, s := range o.ips {
+		a, err := address.Parse(s)
+		if err != nil {
+			return cli.UsageError(fmt.Errorf("--ip: %w", err))
+		}
+		o.addresses = append(o.addresses, a)
+	}
+	if len(o.addresses) > 0 && len(o.targets.Names()) != 1 {
+		return cli.UsageError(errors.New("--ip names the address of one virtual machine: name exactly one"))
+	}
+	return nil
+}
+
+func (o *options) run(ctx context.Context, env *cli.Env) error {
+	c, err := env.Clients()
+	if err != nil {
+		return err
+	}
+	vms, err := o.targets.Resolve(ctx, c)
+	if err != nil {
+		return err
+	}
+	s := reservation.NewService(env, c, o.dry)
+	results := reservation.Each(ctx, vms, func(ctx context.Context, vm machine.Ref) (reservation.Result, error) {
+		return s.Reserve(ctx, reservation.Request{VM: vm, Interface: o.nic, Pool: o.pool, Addresses: o.addresses})
+	})
+	return reservation.Print(env, results, "reserved", o.dry, o.out, o.unchanged)
+}

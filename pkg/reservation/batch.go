@@ -1,0 +1,37 @@
+package reservation
+
+import (
+	"context"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
+)
+
+// parallel is how many machines are worked on at once: enough to hide the latency of a request,
+// few enough to be fair to the API server.
+const parallel = 16
+
+// Outcome is what came of one machine of a batch.
+type Outcome struct {
+	VM     machine.Ref
+	Result Result
+	Err    error
+}
+
+// Each does the same to many machines, going on after errors, and returns the outcomes in the
+// order of the machines.
+func Each(ctx context.Context, vms []machine.Ref, do func(context.Context, machine.Ref) (Result, error)) []Outcome {
+	out := make([]Outcome, len(vms))
+	var g errgroup.Group
+	g.SetLimit(parallel)
+	for i, vm := range vms {
+		g.Go(func() error {
+			res, err := do(ctx, vm)
+			out[i] = Outcome{vm, res, err}
+			return nil
+		})
+	}
+	_ = g.Wait() // errors are in the outcomes
+	return out
+}

@@ -1,0 +1,303 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kubevirtv1 "kubevirt.io/api/core/v1"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
+)
+
+// ReleaseRequest takes back the addresses of one machine.
+type ReleaseRequest struct {
+	VM machine.Ref
+	// Interface limits the release to one interface; "" is all of them.
+	Interface string
+	// AtShutdown marks an address that is in use: it is freed once the machine no longer has it.
+	AtShutdown bool
+}
+
+// Release takes a machine's addresses back: the template is cleaned in the same operation, and
+// the address cools down before anybody else gets it. It is refused while a pod may use one.
+func (s *Service) Release(ctx context.Context, req ReleaseRequest) (Result, error) {
+	rows, err := s.rowsOf(ctx, req.VM, req.Interface)
+	if err != nil {
+		return Result{}, err
+	}
+	var res Result
+	var free, open []ledger.Entry
+	for _, e := range rows {
+		res.Addresses = append(res.Addresses, e.Addr)
+		res.Interface = e.Row.Interface
+		if e.Row.State == ledger.Held {
+			free = append(free, e)
+		} else {
+			open = append(open, e)
+		}
+	}
+	if len(open) == 0 {
+		res.Unchanged = true
+		if len(free) == 0 {
+			return res, refuse(req.VM, codeNoReservation, "it has no reservation%s in the ledger in namespace %s", of(req.Interface), s.Ledger.Namespace)
+		}
+		res.Waiting = fmt.Sprintf("cooling down until %s", free[0].Row.Until.UTC().Format(time.RFC3339))
+		return res, nil
+	}
+	if !req.AtShutdown {
+		for _, e := range open {
+			why, err := s.look(ctx, req.VM, e.Row.Interface, e.Addr, false)
+			if err != nil {
+				return res, fmt.Errorf("%s: whether %s is in use can't be found out: %w; nothing was changed", object(req.VM), e.Addr, err)
+			}
+			if why != "" {
+				return res, refuse(req.VM, "AddressInUse", "address %s is in use: %s; stop the machine first, or release it --at-shutdown", e.Addr, why)
+			}
+		}
+	}
+	res.Addresses = nil
+	for _, e := range open {
+		res.Addresses = append(res.Addresses, e.Addr)
+		if s.Preview {
+			continue
+		}
+		why, err := s.takeBack(ctx, req.VM, e)
+		if err != nil {
+			return res, fmt.Errorf("%s: releasing %s: %w", object(req.VM), e.Addr, err)
+		}
+		if why != "" {
+			res.Waiting = why
+		}
+	}
+	return res, nil
+}
+
+func of(iface string) string {
+	if iface == "" {
+		return ""
+	}
+	return " of interface " + iface
+}
+
+// rowsOf finds the rows of all interfaces of a machine, or of one. Where the machine is gone its
+// interfaces are not known any more, and the ledger is read whole.
+func (s *Service) rowsOf(ctx context.Context, ref machine.Ref, iface string) (rows []ledger.Entry, err error) {
+	vm, err := s.getVM(ctx, ref)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, err
+	}
+	if err != nil || vm.Spec.Template == nil {
+		snap, serr := s.Ledger.Snapshot(ctx)
+		if serr != nil {
+			return nil, serr
+		}
+		for _, e := range snap.Entries {
+			if e.Err == nil && e.Row.State != ledger.Foreign && e.Row.VM == ref.String() && (iface == "" || iface == e.Row.Interface) {
+				rows = append(rows, e)
+			}
+		}
+		if len(rows) == 0 && err != nil {
+			return nil, err // neither a machine nor a row of that name
+		}
+		return rows, nil
+	}
+	names := map[string]bool{}
+	for _, i := range machine.Interfaces(vm.Namespace, &vm.Spec.Template.Spec) {
+		names[i.Name] = true
+	}
+	if said, err := ledger.ReservationsOf(vm.Annotations); err == nil && said != nil {
+		for name := range said.Interfaces {
+			names[name] = true
+		}
+	}
+	if iface != "" {
+		names = map[string]bool{iface: true}
+	}
+	for name := range names {
+		of, err := s.Ledger.RowsOf(ctx, ledger.Owner{Namespace: ref.Namespace, Name: ref.Name, UID: vm.UID, Interface: name})
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, of...)
+	}
+	slices.SortFunc(rows, func(a, b ledger.Entry) int { return a.Addr.Compare(b.Addr) })
+	return rows, nil
+}
+
+// takeBack takes one row from its owner, always in this order: the row becomes releasing under a
+// fresh operation; the VM is patched, so that whoever was about to write the template meets a
+// conflict; then everything that could still use the address is looked at. It returns what does,
+// and the row stays releasing until a later look finds nothing; otherwise the row cools down.
+func (s *Service) takeBack(ctx context.Context, ref machine.Ref, e ledger.Entry) (string, error) {
+	op := ledger.NewOp()
+	row := e.Row
+	row.State, row.Op, row.Since = ledger.Releasing, op, s.Ledger.Clock.Now()
+	if err := s.Ledger.Transition(ctx, e, &row); err != nil {
+		return "", err
+	}
+	if s.DryRun {
+		return "", nil
+	}
+	e.Row = row
+	if err := s.strip(ctx, ref, e); err != nil {
+		return "", err
+	}
+	why, err := s.look(ctx, ref, e.Row.Interface, e.Addr, true)
+	if err != nil {
+		return "", fmt.Errorf("%w; it stays marked for release: run the command again", err)
+	}
+	if why != "" {
+		return why, nil
+	}
+	return "", s.hold(ctx, ref, e)
+}
+
+// hold lets a released address cool down.
+func (s *Service) hold(ctx context.Context, ref machine.Ref, e ledger.Entry) error {
+	cool := ledger.DefaultHoldFor
+	pools, err := s.Ledger.Pools(ctx)
+	if err == nil {
+		for _, p := range pools {
+			if p.Network == e.Network && p.Contains(e.Addr) {
+				cool = p.Hold()
+			}
+		}
+	}
+	row := e.Row
+	row.State, row.Since, row.Replaces = ledger.Held, s.Ledger.Clock.Now(), ""
+	row.Until = row.Since.Add(cool)
+	if err := s.Ledger.Transition(ctx, e, &row); err != nil {
+		return err
+	}
+	s.dropObjects(ctx, ref, e)
+	return nil
+}
+
+// dropObjects removes what the profile needed for the address. It is no part of the release: an
+// object left behind keeps the address off others at worst.
+func (s *Service) dropObjects(ctx context.Context, ref machine.Ref, e ledger.Entry) {
+	cluster, err := s.profiles(ctx)
+	if err != nil {
+		return
+	}
+	p, err := cluster.For(ctx, machine.Interface{Name: e.Row.Interface, Pod: true})
+	if err != nil {
+		return
+	}
+	set, err := p.Render(ref, machine.Interface{Name: e.Row.Interface, Pod: true}, []netip.Addr{e.Addr})
+	if err != nil {
+		return
+	}
+	if err := s.drop(ctx, set.Objects); err != nil {
+		s.warn("%s is released, but %v stays: remove it by hand", e.Addr, err)
+	}
+}
+
+// strip takes our annotations off the VM, only where they carry the row's address, and writes a
+// fresh vmip.io/last-op, so that a reserve that stalled before its patch meets a conflict.
+func (s *Service) strip(ctx context.Context, ref machine.Ref, e ledger.Entry) error {
+	for try := 0; ; try++ {
+		vm, err := s.getVM(ctx, ref)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		now, ok, err := s.Ledger.Row(ctx, e.Network, e.Addr)
+		if err != nil {
+			return err
+		}
+		if !ok || now.Err != nil || now.Row.State != ledger.Releasing || now.Row.Op != e.Row.Op {
+			return fmt.Errorf("row of %s: %w", e.Addr, ledger.ErrChanged)
+		}
+		change, err := stripped(vm, e)
+		if err != nil {
+			return err
+		}
+		patch, err := change.For(vm)
+		if err != nil {
+			return err
+		}
+		_, err = s.KubeVirt.KubevirtV1().VirtualMachines(ref.Namespace).Patch(ctx, ref.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: s.FieldManager})
+		switch {
+		case err == nil || apierrors.IsNotFound(err):
+			return nil
+		case !machine.IsConflict(err):
+			return fmt.Errorf("%s: %w", object(ref), err)
+		}
+		if err := wait(ctx, try); err != nil {
+			return err
+		}
+	}
+}
+
+// stripped is the change that takes one address off the VM.
+func stripped(vm *kubevirtv1.VirtualMachine, e ledger.Entry) (machine.Patch, error) {
+	change := machine.Patch{Set: map[string]string{ledger.AnnotationLastOp: ledger.NewOp()}}
+	said, err := ledger.ReservationsOf(vm.Annotations)
+	if err != nil || said == nil || said.UID != vm.UID {
+		return change, nil // nothing of ours can be told from what is the user's
+	}
+	mine, ok := said.Interfaces[e.Row.Interface]
+	if !ok || !said.Names(e.Row.Interface, e.Addr) {
+		return change, nil
+	}
+	for k, v := range mine.Annotations {
+		if vm.Spec.Template.ObjectMeta.Annotations[k] == v && mentions(v, e.Addr) {
+			change.RemoveTemplate = append(change.RemoveTemplate, k)
+		}
+	}
+	mine.Addresses = slices.DeleteFunc(slices.Clone(mine.Addresses), func(s string) bool { return s == e.Addr.String() })
+	if len(mine.Addresses) > 0 {
+		said.Interfaces[e.Row.Interface] = mine
+	} else {
+		delete(said.Interfaces, e.Row.Interface)
+	}
+	if len(said.Interfaces) == 0 {
+		change.Remove = []string{ledger.AnnotationReservations}
+		return change, nil
+	}
+	text, err := said.Encode()
+	change.Set[ledger.AnnotationReservations] = text
+	return change, err
+}
+
+// mentions says whether an annotation's value carries the address, by itself or by the name of
+// an object made for it.
+func mentions(value string, a netip.Addr) bool {
+	return strings.Contains(value, a.String()) || strings.Contains(value, strings.NewReplacer(".", "-", ":", "-").Replace(a.String()))
+}
+
+// Settle moves on the rows that a finished restart or migration has made idle: addresses that
+// the machine was moving away from, or that were marked for release, and that no pod has any
+// more. Errors are about the ledger only: the machine itself is fine.
+func (s *Service) Settle(ctx context.Context, ref machine.Ref) error {
+	rows, err := s.rowsOf(ctx, ref, "")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range rows {
+		if e.Row.State != ledger.Leaving && e.Row.State != ledger.Releasing {
+			continue
+		}
+		why, err := s.look(ctx, ref, e.Row.Interface, e.Addr, false)
+		if err == nil && why == "" {
+			_, err = s.takeBack(ctx, ref, e)
+		}
+		if err != nil && !ledger.IsChanged(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
