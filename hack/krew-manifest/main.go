@@ -9,6 +9,9 @@ import (
 	"text/template"
 )
 
+// nothing is the SHA-256 of no bytes. Zeros would be read as a number.
+const nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
 func main() {
 	if len(os.Args) != 3 {
 		fmt.Fprintln(os.Stderr, "usage: krew-manifest TEMPLATE TAG")
@@ -29,7 +32,7 @@ func render(path, tag string) (string, error) {
 	}
 	funcs := template.FuncMap{"addURIAndSha": func(uri, tag string) (string, error) {
 		uri, err := execute("uri", uri, tag, nil)
-		return fmt.Sprintf("uri: %s\n    sha256: %s", uri, strings.Repeat("0", 64)), err
+		return fmt.Sprintf("uri: %s\n    sha256: %s", uri, nothing), err
 	}}
 	return execute(path, string(raw), tag, funcs)
 }

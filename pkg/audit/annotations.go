@@ -122,8 +122,8 @@ func ineffective(e *estate) ([]Finding, []Skip) {
 			found = append(found, f)
 		}
 		for _, key := range slices.Sorted(maps.Keys(annotations)) {
-			if e.Networks.Reads == nil {
-				break
+			if e.Networks.Reads == nil || g.reads(key) {
+				continue
 			}
 			switch c := e.Networks.Reads(key); c.Answer {
 			case profile.No:
@@ -144,6 +144,15 @@ func ineffective(e *estate) ([]Finding, []Skip) {
 		skipped = append(skipped, Skip{[]Code{IneffectiveAnnotation}, why})
 	}
 	return found, skipped
+}
+
+// reads says whether the plugin of one of the machine's interfaces reads a key: the one that was
+// detected, or that a pool names.
+func (g *guest) reads(key string) bool {
+	return slices.ContainsFunc(g.nics, func(n *nic) bool {
+		_, any := n.plugin.(anyPlugin)
+		return n.plugin != nil && !any && slices.Contains(n.plugin.Keys(n.Interface), key)
+	})
 }
 
 // overwritten are the addresses in the Multus annotation of a machine that has Multus networks.

@@ -261,6 +261,13 @@ func TestC50AddressInUseByOther(t *testing.T) {
 			hp := w.pod("tenant-b/hp-volume", "n1", "198.51.100.20")
 			hp.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))}
 		}, []string{"AddressInUseByOther tenant-a/db-1 198.51.100.20"}},
+		{"the pod of a machine that is on secondary networks alone has it", func(w *world) {
+			w.reserved("tenant-a/db-1", "198.51.100.20")
+			vm := w.vm("tenant-b/web")
+			vm.Spec.Template.Spec.Networks, vm.Spec.Template.Spec.Domain.Devices.Interfaces = nil, nil
+			secondary(vm, "lan", "tenant-b/lan")
+			w.start(vm, "n1", "198.51.100.20")
+		}, []string{"AddressInUseByOther tenant-a/db-1 198.51.100.20"}},
 		{"a node has it", func(w *world) {
 			w.reserved("tenant-a/db-1", "198.51.100.20")
 			w.node("n9", "198.51.100.20")

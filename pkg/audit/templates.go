@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubevirtv1 "kubevirt.io/api/core/v1"
 
-	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
 )
@@ -226,9 +225,4 @@ func (e *estate) goesOn(g *guest, row *ledger.Entry) string {
 		}
 	}
 	return ""
-}
-
-// families are those in which an interface has an address reserved.
-func (n *nic) families() []address.Family {
-	return slices.DeleteFunc(slices.Clone(address.Families), func(f address.Family) bool { return n.reserved(f) == nil })
 }

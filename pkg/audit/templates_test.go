@@ -344,6 +344,13 @@ func TestIneffectiveAnnotation(t *testing.T) {
 			w.Networks.Reads = reads
 			w.reserved("tenant-a/db-1", "198.51.100.20")
 		}, nil},
+		{"of the plugin that the pool names", func(w *world) {
+			w.Networks.Reads = func(key string) profile.Capability { return profile.Capability{Answer: profile.No, Reason: key} }
+			w.Networks.Primary = nil
+			w.Ledger.Pools[0].Profile = profile.KubeOVN
+			vm := w.reserved("tenant-a/db-1", "198.51.100.20")
+			vm.Spec.Template.ObjectMeta.Annotations = map[string]string{kubeOVNKey: "198.51.100.20"}
+		}, nil},
 		{"annotations that ask for no address", func(w *world) {
 			w.Networks.Reads = reads
 			w.vm("tenant-a/db-1").Spec.Template.ObjectMeta.Annotations["example.com/x"] = "y"
@@ -359,7 +366,7 @@ func TestIneffectiveAnnotationIsSkippedWhereUnknown(t *testing.T) {
 		}
 		return profile.Capability{Answer: profile.Yes}
 	}
-	w.reserved("tenant-a/db-1", "198.51.100.20")
+	w.vm("tenant-a/db-1").Spec.Template.ObjectMeta.Annotations["cni.projectcalico.org/ipAddrs"] = `["198.51.100.20"]`
 	r := audit.Run(&w.Snapshot, w.Options)
 	if len(r.Findings) > 0 || len(r.Skipped) != 1 || r.Skipped[0].Reason != "daemonsets can't be read" {
 		t.Errorf("findings %v, skipped %v", r.Findings, r.Skipped)

@@ -39,7 +39,7 @@ func TestClients(t *testing.T) {
 	if again, _ := e.Clients(); again != c {
 		t.Error("a second call connects again")
 	}
-	if off := c.Clock.Now().Sub(time.Now()).Abs(); off > time.Second {
+	if off := time.Until(c.Clock.Now()).Abs(); off > time.Second {
 		t.Errorf("before the first answer the clock is off by %v", off)
 	}
 	ctx := t.Context()
@@ -52,7 +52,7 @@ func TestClients(t *testing.T) {
 	if _, err := c.Ledger.ConfigMaps.List(ctx, metav1.ListOptions{}); err != nil {
 		t.Error(err)
 	}
-	if off := c.Clock.Now().Sub(time.Now()); off < 59*time.Minute || off > 61*time.Minute {
+	if off := time.Until(c.Clock.Now()); off < 59*time.Minute || off > 61*time.Minute {
 		t.Errorf("the clock is %v ahead, want an hour", off)
 	}
 	if len(agents) != 1 || !strings.HasPrefix(keys(agents), "kubectl-vmip/dev (") {

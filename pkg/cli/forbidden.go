@@ -48,6 +48,8 @@ func roleFor(verb, group, resource, sub string) string {
 		return "kubevirt.io:migrate"
 	case group == "kubevirt.io", group == "subresources.kubevirt.io":
 		return "kubevirt.io:edit"
+	case group == "" && resource == "configmaps" && verb == "delete":
+		return "vmip.io:admin"
 	case group == "" && resource == "configmaps" && !reads:
 		return "vmip.io:edit"
 	}

@@ -155,6 +155,7 @@ func TestRoleFor(t *testing.T) {
 		{"update", "subresources.kubevirt.io", "virtualmachines", "migrate", "kubevirt.io:migrate"},
 		{"list", "kubevirt.io", "kubevirts", "", "vmip.io:view"},
 		{"update", "", "configmaps", "", "vmip.io:edit"},
+		{"delete", "", "configmaps", "", "vmip.io:admin"},
 		{"get", "", "configmaps", "", "vmip.io:view"},
 		{"list", "kubeovn.io", "ips", "", "vmip.io:view"},
 	} {
@@ -220,6 +221,19 @@ func TestRequestErrors(t *testing.T) {
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("wrote\n%s\nwant in it\n%s", got, want)
+		}
+	}
+}
+
+// A hint must not send anybody after a role that nobody ships.
+func TestRolesExist(t *testing.T) {
+	raw, err := os.ReadFile("../../manifests/rbac.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"vmip.io:view", "vmip.io:edit", "vmip.io:admin"} {
+		if !strings.Contains(string(raw), "\n  name: "+name+"\n") {
+			t.Errorf("manifests/rbac.yaml has no ClusterRole %s", name)
 		}
 	}
 }

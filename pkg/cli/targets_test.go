@@ -73,7 +73,8 @@ func TestTargets(t *testing.T) {
 					t.Errorf("exit status %d", ExitCode(err))
 				}
 			}
-			if got != tc.want && !(strings.HasSuffix(tc.want, " ") && strings.HasPrefix(got, tc.want)) {
+			prefix := strings.HasSuffix(tc.want, " ") && strings.HasPrefix(got, tc.want)
+			if got != tc.want && !prefix {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}
 			if _, errOut := written(); errOut != tc.errOut {

@@ -99,10 +99,9 @@ address, and audited.`,
 	}
 	root.SetHelpCommandGroupID("other")
 	walk(root, func(c *cobra.Command) {
-		if c.HasSubCommands() && !c.Runnable() {
+		if c.HasSubCommands() {
 			c.Args, c.RunE = subcommand, func(c *cobra.Command, _ []string) error { return c.Help() }
-		}
-		if c.Args != nil {
+		} else if c.Args != nil {
 			c.Args = arguments(c.Args)
 		}
 		c.SuggestionsMinimumDistance = 2
@@ -131,7 +130,7 @@ func subcommand(c *cobra.Command, args []string) error {
 	}
 	text := fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath())
 	if s := c.SuggestionsFor(args[0]); len(s) > 0 {
-		text += fmt.Sprintf("; did you mean %q?", strings.Join(s, `" or "`))
+		text += fmt.Sprintf(`; did you mean "%s"?`, strings.Join(s, `" or "`))
 	}
 	return errors.New(text)
 }
@@ -140,7 +139,7 @@ func subcommand(c *cobra.Command, args []string) error {
 func arguments(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		err := check(c, args)
-		if err != nil && !c.HasSubCommands() && strings.HasPrefix(err.Error(), "unknown command") {
+		if err != nil && strings.HasPrefix(err.Error(), "unknown command") {
 			return fmt.Errorf("%s takes no arguments, but was given %q", c.CommandPath(), strings.Join(args, " "))
 		}
 		return err

@@ -39,11 +39,11 @@ func TestUsage(t *testing.T) {
 		errOut string
 	}{
 		{"reserv", 2, "error: unknown command \"reserv\" for \"kubectl vmip\"; did you mean \"reserve\"?\nSee 'kubectl vmip -h' for help and examples\n"},
-		{"pool lst", 2, "error: unknown command \"lst\" for \"kubectl vmip pool\"; did you mean \"list\"?\nSee 'kubectl vmip pool -h' for help and examples\n"},
+		{"pool lst", 2, "error: unknown command \"lst\" for \"kubectl vmip pool\"; did you mean \"list\" or \"set\"?\nSee 'kubectl vmip pool -h' for help and examples\n"},
 		{"pool nonsense", 2, "error: unknown command \"nonsense\" for \"kubectl vmip pool\"\nSee 'kubectl vmip pool -h' for help and examples\n"},
 		{"version x y", 2, "error: kubectl vmip version takes no arguments, but was given \"x y\"\nSee 'kubectl vmip version -h' for help and examples\n"},
 		{"version --nope", 2, "error: unknown flag: --nope\nSee 'kubectl vmip version -h' for help and examples\n"},
-		{"version -o xml", 2, "error: invalid argument \"xml\" for \"-o, --output\" flag: unknown format, allowed formats are: json, yaml, jsonpath=..., go-template=...\nSee 'kubectl vmip version -h' for help and examples\n"},
+		{"version -o xml", 2, "error: invalid argument \"xml\" for \"-o, --output\" flag: unknown format; allowed are json, yaml, jsonpath=TEMPLATE, go-template=TEMPLATE\nSee 'kubectl vmip version -h' for help and examples\n"},
 		{"completion tcsh", 2, "error: invalid argument \"tcsh\" for \"kubectl vmip completion\"\nSee 'kubectl vmip completion -h' for help and examples\n"},
 		{"reserve", 2, "error: no virtual machine named; give one or more names, -l SELECTOR or --all\nSee 'kubectl vmip reserve -h' for help and examples\n"},
 		{"reserve vmi/db-1", 2, "error: vmi/db-1 is a running instance, which ends with the next stop: addresses belong to virtual machines; name vm/db-1\nSee 'kubectl vmip reserve -h' for help and examples\n"},
@@ -103,7 +103,7 @@ Examples:
 Options:
       --client          Print the plugin's version only; asks no cluster
   -h, --help            Show this help
-  -o, --output string   Output format. One of: (json, yaml, jsonpath=..., go-template=...)
+  -o, --output string   Output format. One of: (json, yaml, jsonpath=TEMPLATE, go-template=TEMPLATE)
 
 Usage:
   kubectl vmip version [flags]
@@ -166,7 +166,7 @@ func TestCompletion(t *testing.T) {
 		t.Errorf("the script is\n%s", script)
 	}
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if out, errOut, status := run(t, "completion", shell); status != 0 || errOut != "" || !strings.Contains(out, "kubectl-vmip __complete") {
+		if out, errOut, status := run(t, "completion", shell); status != 0 || errOut != "" || !strings.Contains(out, "kubectl-vmip") || !strings.Contains(out, "__complete") {
 			t.Errorf("%s: status %d, errors %q, %d bytes", shell, status, errOut, len(out))
 		}
 	}

@@ -77,6 +77,19 @@ func TestPodsOfAView(t *testing.T) {
 			change:  func(v *kubevirtv1.VirtualMachineInstance) { v.Status.MigrationState = moving("bbbbb", "n2") },
 			current: "aaaaa", target: "bbbbb", live: []string{"aaaaa", "bbbbb"},
 		},
+		"moving again, before the instance knows: only the new migration's pod is its target": {
+			pods: []corev1.Pod{launcher("aaaaa", "n1", corev1.PodRunning, 0), of("m1", launcher("bbbbb", "n2", corev1.PodPending, 5)), of("m0", launcher("ccccc", "n3", corev1.PodRunning, 9))},
+			migrations: []kubevirtv1.VirtualMachineInstanceMigration{
+				migration("m0", kubevirtv1.MigrationFailed), migration("m1", kubevirtv1.MigrationScheduling)},
+			current: "aaaaa", target: "bbbbb", stray: []string{"ccccc"}, live: []string{"aaaaa", "bbbbb", "ccccc"},
+		},
+		"a source that lingers, its own migration remembered": {
+			pods: []corev1.Pod{of("m0", launcher("aaaaa", "n1", corev1.PodRunning, 0)), of("m1", launcher("bbbbb", "n2", corev1.PodRunning, 5))},
+			migrations: []kubevirtv1.VirtualMachineInstanceMigration{
+				migration("m0", kubevirtv1.MigrationSucceeded), migration("m1", kubevirtv1.MigrationSucceeded)},
+			change:  func(v *kubevirtv1.VirtualMachineInstance) { v.Status.NodeName = "n2" },
+			current: "bbbbb", live: []string{"aaaaa", "bbbbb"},
+		},
 		"the earlier migration is forgotten": {
 			pods:    []corev1.Pod{of("m0", launcher("aaaaa", "n1", corev1.PodRunning, 0))},
 			current: "aaaaa", live: []string{"aaaaa"},

@@ -52,7 +52,7 @@ func healthy() Facts {
 		Interfaces: []Interface{{
 			Interface: view.Interfaces()[0], Profile: "kube-ovn", Version: "v1.14.10",
 			Capabilities: profile.Capabilities{Choose: yes, Restart: yes, Migration: yes, DualStack: yes},
-			Keys:         []string{ipKey}, Want: ips("198.51.100.20"), Asked: ips("198.51.100.20"),
+			Keys:         []string{ipKey}, Want: ips("198.51.100.20"), Asked: ips("198.51.100.20"), Next: ips("198.51.100.20"),
 			Rows:        []ledger.Entry{row("198.51.100.20", ledger.Reserved)},
 			Annotations: map[string]string{ipKey: "198.51.100.20"},
 		}},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
 )
 
 // Codes of this file.
@@ -20,17 +21,17 @@ const (
 
 // MACNotPinned warns that the machine gets another MAC at its next start, by which many guests
 // lose their network though the address is right (KubeVirt issues 1251, 16696). Behind a masquerade
-// the guest keeps a MAC of its own.
+// the guest keeps a MAC of its own, and some network plugins keep the one that they gave.
 func MACNotPinned(f *Facts) []Verdict {
 	return f.each(func(i Interface) []Verdict {
 		switch {
-		case i.MAC != "" || i.Binding == machine.Masquerade:
+		case i.MAC != "" || i.Binding == machine.Masquerade || i.Capabilities.MAC.Answer == profile.Yes:
 			return nil
 		case i.Implicit:
 			return []Verdict{f.about(i, Warn, CodeMACNotPinned, "declare the interface and its macAddress in the template",
 				"the template has no interface to pin a MAC on, so the guest gets a new one at each start")}
 		}
-		return []Verdict{f.about(i, Warn, CodeMACNotPinned, f.command("reserve", "--pin-mac"), "the template pins no macAddress, so the guest gets a new one at each start")}
+		return []Verdict{f.about(i, Warn, CodeMACNotPinned, "set macAddress on the interface in the template to the one that the guest has", "the template pins no macAddress, so the guest gets a new one at each start")}
 	})
 }
 
@@ -51,7 +52,7 @@ func BehindNAT(f *Facts) []Verdict {
 		if i.Binding != machine.Masquerade {
 			return nil
 		}
-		inner := machine.MasqueradeAddresses(&f.View.VM.Spec.Template.Spec, i.Name)[0]
+		inner := machine.MasqueradeAddresses(&f.template().Spec, i.Name)[0]
 		return []Verdict{f.about(i, Info, CodeGuestBehindNAT, "", "masquerade: the address outside is fixed, and the guest sees %s", inner)}
 	})
 }
@@ -59,7 +60,7 @@ func BehindNAT(f *Facts) []Verdict {
 // GuestStatic refuses an address that differs from the one that cloud-init configures in the guest:
 // the two don't know of each other, and cloud-init acts at the first boot only (KubeVirt issue 10887).
 func GuestStatic(f *Facts) []Verdict {
-	spec := &f.View.VM.Spec.Template.Spec
+	spec := &f.template().Spec
 	configs, hidden := machine.GuestConfigs(spec)
 	single := len(f.View.Interfaces()) == 1
 	list := f.each(func(i Interface) []Verdict {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubevirtv1 "kubevirt.io/api/core/v1"
 )
 
 // Codes of this file.
@@ -22,6 +23,22 @@ func (f *Facts) object() string { return "virtualmachine " + f.View.Ref().String
 func (f *Facts) command(verb string, flags ...string) string {
 	ref := f.View.Ref()
 	return strings.Join(append([]string{"kubectl vmip", verb, ref.Name, "-n", ref.Namespace}, flags...), " ")
+}
+
+// template is the machine's, an empty one where there is none.
+func (f *Facts) template() *kubevirtv1.VirtualMachineInstanceTemplateSpec {
+	if f.View.VM == nil || f.View.VM.Spec.Template == nil {
+		return &kubevirtv1.VirtualMachineInstanceTemplateSpec{}
+	}
+	return f.View.VM.Spec.Template
+}
+
+// machine is the VM, an empty one where there is none.
+func (f *Facts) machine() *kubevirtv1.VirtualMachine {
+	if f.View.VM == nil {
+		return &kubevirtv1.VirtualMachine{}
+	}
+	return f.View.VM
 }
 
 // verdict makes a verdict about the machine.
@@ -53,7 +70,7 @@ func NotPersistent(f *Facts) []Verdict {
 
 // PoolOwned refuses a replica of a VirtualMachinePool: the pool rolls its own template out to it.
 func PoolOwned(f *Facts) []Verdict {
-	o := metav1.GetControllerOf(f.View.VM)
+	o := metav1.GetControllerOf(f.machine())
 	if o == nil || o.Kind != "VirtualMachinePool" {
 		return nil
 	}
@@ -72,7 +89,7 @@ var gitOpsKeys = []struct{ prefix, tool string }{
 
 // ManagedByGitOps warns that what is written to the machine may be taken back.
 func ManagedByGitOps(f *Facts) []Verdict {
-	for _, m := range []map[string]string{f.View.VM.Labels, f.View.VM.Annotations} {
+	for _, m := range []map[string]string{f.machine().Labels, f.machine().Annotations} {
 		for _, k := range sortedKeys(m) {
 			i := slices.IndexFunc(gitOpsKeys, func(g struct{ prefix, tool string }) bool { return strings.HasPrefix(k, g.prefix) })
 			if i >= 0 {

@@ -51,10 +51,9 @@ func BridgeOptIn(f *Facts) []Verdict {
 }
 
 func (f *Facts) bridgeOptIn(i Interface) []Verdict {
-	vm := f.View.VM
 	value, effective := "", false
-	template, onTemplate := vm.Spec.Template.ObjectMeta.Annotations[bridgeOptIn]
-	_, onVM := vm.Annotations[bridgeOptIn]
+	template, onTemplate := f.template().ObjectMeta.Annotations[bridgeOptIn]
+	_, onVM := f.machine().Annotations[bridgeOptIn]
 	if f.View.VMI != nil {
 		value, effective = f.View.VMI.Annotations[bridgeOptIn]
 	} else {

@@ -161,7 +161,7 @@ func RecordWins(f *Facts) []Verdict {
 		}
 		for _, r := range i.Records {
 			for _, a := range r.Addresses {
-				if !r.Wins || slices.Contains(want, a) {
+				if !r.Wins || slices.Contains(want, a) || len(want) > 0 && !hasFamily(want, a) {
 					continue
 				}
 				remedy := "reserve the address that it has with --ip " + a.String() + ", or stop the machine and give the record up: " + r.Release
@@ -170,6 +170,11 @@ func RecordWins(f *Facts) []Verdict {
 		}
 		return nil
 	})
+}
+
+// hasFamily says whether an address of a's family is among those that are wanted.
+func hasFamily(want []netip.Addr, a netip.Addr) bool {
+	return slices.ContainsFunc(want, func(w netip.Addr) bool { return address.FamilyOf(w) == address.FamilyOf(a) })
 }
 
 func insteadOf(want []netip.Addr) string {

@@ -63,9 +63,9 @@ type Interface struct {
 	// Annotations are what the reservation put on the template: Reservation.Annotations.
 	Annotations map[string]string
 	// Asked are the addresses that the running instance's annotations ask for, and AskedErr why
-	// they can't be read.
-	Asked    []netip.Addr
-	AskedErr error
+	// they can't be read. Next and NextErr are the same of the template.
+	Asked, Next       []netip.Addr
+	AskedErr, NextErr error
 	// Records are the plugin's own, and RecordsErr why they could not be read. Nil for an operation
 	// that does not need them.
 	Records    []profile.Record
@@ -104,6 +104,9 @@ type Facts struct {
 // what has to be read (Rows, Records, Uses, Want) is for the caller to add.
 func NewInterface(v *machine.View, i machine.Interface, p profile.Profile) Interface {
 	f := Interface{Interface: i, Profile: p.Name(), Version: p.Version(), Capabilities: p.Capabilities(i), Keys: p.Keys(i)}
+	if v.VM != nil && v.VM.Spec.Template != nil {
+		f.Next, f.NextErr = p.Claims(v.VM.Spec.Template.ObjectMeta.Annotations, i)
+	}
 	if v.VMI != nil {
 		f.Asked, f.AskedErr = p.Claims(v.VMI.Annotations, i)
 	}
@@ -130,7 +133,7 @@ func (i Interface) inState(s ledger.State) []netip.Addr {
 type Rule func(*Facts) []Verdict
 
 // run applies rules and orders what they find: the gravest first, otherwise as the rules stand.
-// The rest of the rules take a machine with a template for granted.
+// Of an instance without a machine nothing else is worth saying.
 func run(f *Facts, rules ...Rule) []Verdict {
 	if list := NotPersistent(f); len(list) > 0 {
 		return list

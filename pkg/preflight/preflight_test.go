@@ -49,7 +49,7 @@ func TestOperations(t *testing.T) {
 		"migration of a stopped machine":  {Migrate, stop, []string{"NotRunning Refuse"}},
 		"a restart applies the change": {Restart, func(f *Facts) {
 			f.View.VM.Spec.Template.ObjectMeta.Annotations[ipKey] = "198.51.100.30"
-			iface(f).Annotations = map[string]string{ipKey: "198.51.100.30"}
+			iface(f).Annotations, iface(f).Next = map[string]string{ipKey: "198.51.100.30"}, ips("198.51.100.30")
 			iface(f).Rows = []ledger.Entry{row("198.51.100.30", ledger.Reserved), row("198.51.100.20", ledger.Leaving)}
 		}, nil},
 		"a machine without reservations restarts": {Restart, func(f *Facts) { f.Interfaces = nil }, nil},
@@ -99,9 +99,10 @@ func (fake) Records(context.Context, machine.Ref, machine.Interface) ([]profile.
 func TestNewInterface(t *testing.T) {
 	f := healthy()
 	f.View.VMI.Annotations["fake/default"] = "198.51.100.20"
+	f.View.VM.Spec.Template.ObjectMeta.Annotations["fake/default"] = "198.51.100.21"
 	i := f.View.Interfaces()[0]
 	got := NewInterface(f.View, i, fake{})
-	want := Interface{Interface: i, Profile: "fake", Version: "v1", Capabilities: profile.Capabilities{Choose: no("x")}, Keys: []string{"fake/default"}, Asked: ips("198.51.100.20")}
+	want := Interface{Interface: i, Profile: "fake", Version: "v1", Capabilities: profile.Capabilities{Choose: no("x")}, Keys: []string{"fake/default"}, Asked: ips("198.51.100.20"), Next: ips("198.51.100.21")}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -151,5 +152,31 @@ func TestSeedIsBlocked(t *testing.T) {
 	got := Migrate(Facts{View: v, Nodes: []corev1.Node{node("n1"), node("n2")}})
 	if len(got) != 1 || got[0].Code != CodeMigrationBlocked || got[0].Severity != Refuse {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// Rules are for audit too, which meets instances without a machine and machines in all states.
+func TestRulesTakeWhatThereIs(t *testing.T) {
+	rules := []Rule{NotPersistent, PoolOwned, ManagedByGitOps, CannotChoose, TooManyAddresses, DualStack, SharedKeys, StickyOverRestart,
+		StickyOverMigration, MigrationLater, RecordWins, InUse, MACNotPinned, IPv6NotDelivered, BehindNAT, GuestStatic, NotStarted, NotRunning,
+		RunStrategy, StateChange, PausedGuest, MigrationInFlight, Evacuation, StrayTarget, TemplateMissing, RestartPending, PendingChange,
+		LiveMigratable, BridgeOptIn, NodeUnreachable, NoTarget}
+	masquerade := Interface{Interface: machine.Interface{Name: "default", Pod: true, Binding: machine.Masquerade}}
+	for name, f := range map[string]Facts{
+		"nothing":              {View: &machine.View{}},
+		"an instance alone":    {View: &machine.View{VMI: &kubevirtv1.VirtualMachineInstance{}}, Interfaces: []Interface{masquerade}},
+		"no template":          {View: &machine.View{VM: &kubevirtv1.VirtualMachine{}}, Interfaces: []Interface{masquerade}},
+		"no template, it runs": {View: &machine.View{VM: &kubevirtv1.VirtualMachine{}, VMI: &kubevirtv1.VirtualMachineInstance{}}, Interfaces: []Interface{masquerade}},
+	} {
+		for n, rule := range rules {
+			func() {
+				defer func() {
+					if r := recover(); r != nil {
+						t.Errorf("%s: rule %d panics: %v", name, n, r)
+					}
+				}()
+				rule(&f)
+			}()
+		}
 	}
 }

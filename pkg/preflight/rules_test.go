@@ -94,6 +94,7 @@ func TestNetworkRules(t *testing.T) {
 			iface(f).Want = nil
 		}},
 		"the record has the wanted address": {rule: RecordWins, change: held(true, "198.51.100.20")},
+		"the record has the other family":   {rule: RecordWins, change: held(true, "2001:db8::77")},
 		"the record follows the annotation": {rule: RecordWins, change: held(false, "198.51.100.77")},
 		"the record can't be read":          {rule: RecordWins, change: func(f *Facts) { iface(f).RecordsErr = errors.New("forbidden") }, want: []string{"CNIRecordUnread Unverified"}, says: []string{"forbidden"}},
 		"C50 somebody has the address": {rule: InUse, change: func(f *Facts) {
@@ -121,7 +122,8 @@ func TestGuestRules(t *testing.T) {
 	}
 	masquerade := func(f *Facts) { iface(f).Binding = machine.Masquerade }
 	for name, c := range map[string]check{
-		"the MAC is left to chance":        {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC = "" }, want: []string{"MACNotPinned Warn"}, says: []string{"kubectl vmip reserve db-1 -n tenant-a --pin-mac"}},
+		"the MAC is left to chance":        {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC = "" }, want: []string{"MACNotPinned Warn"}, says: []string{"set macAddress on the interface"}},
+		"the plugin keeps the MAC":         {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC, iface(f).Capabilities.MAC.Answer = "", profile.Yes }},
 		"the MAC of an implicit interface": {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC, iface(f).Implicit = "", true }, want: []string{"MACNotPinned Warn"}, says: []string{"declare the interface"}},
 		"the MAC behind a masquerade":      {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC = ""; masquerade(f) }},
 		"the MAC is pinned":                {rule: MACNotPinned},
@@ -228,9 +230,16 @@ func TestTemplateRules(t *testing.T) {
 		iface(f).Rows = []ledger.Entry{row("198.51.100.30", ledger.Reserved), row("198.51.100.20", ledger.Leaving)}
 	}
 	for name, c := range map[string]check{
-		"the manifest was applied again": {rule: TemplateMissing, change: func(f *Facts) { delete(template(f), ipKey) }, want: []string{"TemplateMissing Refuse"}, says: []string{"198.51.100.20 is reserved", ipKey, "kubectl vmip reserve db-1"}},
-		"the template has another value": {rule: TemplateMissing, change: func(f *Facts) { template(f)[ipKey] = "198.51.100.99" }, want: []string{"TemplateMissing Refuse"}},
-		"the template has it":            {rule: TemplateMissing},
+		"the manifest was applied again":        {rule: TemplateMissing, change: func(f *Facts) { delete(template(f), ipKey) }, want: []string{"TemplateMissing Refuse"}, says: []string{"198.51.100.20 is reserved", ipKey, "kubectl vmip reserve db-1"}},
+		"the template has another value":        {rule: TemplateMissing, change: func(f *Facts) { template(f)[ipKey] = "198.51.100.99" }, want: []string{"TemplateMissing Refuse"}},
+		"the record of them was lost with them": {rule: TemplateMissing, change: func(f *Facts) { iface(f).Annotations, iface(f).Next = nil, nil }, want: []string{"TemplateMissing Refuse"}, says: []string{"198.51.100.20 is reserved, and the template asks for no address"}},
+		"another annotation beats ours":         {rule: TemplateMissing, change: func(f *Facts) { iface(f).Next = ips("198.51.100.77") }, want: []string{"TemplateMissing Refuse"}, says: []string{"the template asks for 198.51.100.77"}},
+		"the template's is damaged": {rule: TemplateMissing, change: func(f *Facts) {
+			iface(f).Annotations, iface(f).Next, iface(f).NextErr = nil, nil, errors.New("nonsense")
+		}, want: []string{"MalformedAnnotation Refuse"}},
+		"a static network needs none":      {rule: TemplateMissing, change: func(f *Facts) { iface(f).Annotations, iface(f).Next, iface(f).Keys = nil, nil, nil }},
+		"a record that was lost, not more": {rule: TemplateMissing, change: func(f *Facts) { iface(f).Annotations = nil }},
+		"the template has it":              {rule: TemplateMissing},
 		"nothing is reserved": {rule: TemplateMissing, change: func(f *Facts) {
 			delete(template(f), ipKey)
 			iface(f).Rows = []ledger.Entry{row("198.51.100.20", ledger.Held)}

@@ -47,7 +47,7 @@ func RunStrategy(f *Facts) []Verdict {
 	if !f.View.Started() {
 		return nil // NotStarted says it
 	}
-	strategy, err := f.View.VM.RunStrategy()
+	strategy, err := f.machine().RunStrategy()
 	if err != nil {
 		return []Verdict{f.verdict(Refuse, CodeRestartNotSupported, "set one of spec.running and spec.runStrategy", "%v", err)}
 	}
@@ -68,13 +68,13 @@ func RunStrategy(f *Facts) []Verdict {
 // StateChange refuses while a start, stop or restart is being carried out.
 func StateChange(f *Facts) []Verdict {
 	var actions []string
-	for _, r := range f.View.VM.Status.StateChangeRequests {
+	for _, r := range f.machine().Status.StateChangeRequests {
 		actions = append(actions, string(r.Action))
 	}
 	switch vmi := f.View.VMI; {
 	case len(actions) > 0:
 		return []Verdict{f.verdict(Refuse, CodeStateChangeInFlight, "wait until it is done", "a state change is under way: %s", strings.Join(actions, ", "))}
-	case f.View.VM.DeletionTimestamp != nil:
+	case f.machine().DeletionTimestamp != nil:
 		return []Verdict{f.verdict(Refuse, CodeStateChangeInFlight, "", "the machine is being deleted")}
 	case vmi != nil && vmi.DeletionTimestamp != nil:
 		return []Verdict{f.verdict(Refuse, CodeStateChangeInFlight, "wait until it has stopped", "the machine is stopping")}

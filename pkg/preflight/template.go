@@ -16,23 +16,41 @@ const (
 )
 
 // TemplateMissing refuses where the ledger has an address that the template does not ask for: the
-// next start would get another (a manifest applied again, for example).
+// next start would get another. A manifest that is applied again may take away the annotations and
+// the record of them, and another annotation may beat ours, so what the network plugin makes of
+// the template counts too.
 func TemplateMissing(f *Facts) []Verdict {
 	return f.each(func(i Interface) []Verdict {
-		if len(i.Reserved()) == 0 {
+		reserved := i.Reserved()
+		if len(reserved) == 0 {
 			return nil
 		}
 		var missing []string
 		for _, k := range sortedKeys(i.Annotations) {
-			if f.View.VM.Spec.Template.ObjectMeta.Annotations[k] != i.Annotations[k] {
+			if f.template().ObjectMeta.Annotations[k] != i.Annotations[k] {
 				missing = append(missing, k)
 			}
 		}
-		if len(missing) == 0 {
-			return nil
+		remedy := f.command("reserve")
+		switch {
+		case len(missing) > 0:
+			return []Verdict{f.about(i, Refuse, CodeTemplateMissing, remedy, "%s is reserved, and the template lacks %s or has another value", address.Join(reserved), strings.Join(missing, ", "))}
+		case len(i.Keys) == 0:
+			return nil // the network has no annotations
+		case i.NextErr != nil:
+			return []Verdict{f.about(i, Refuse, CodeMalformedAnnotation, remedy, "the template: %v", i.NextErr)}
+		case !sameSet(i.Next, reserved):
+			return []Verdict{f.about(i, Refuse, CodeTemplateMissing, remedy, "%s is reserved, and the template asks for %s", address.Join(reserved), orNothing(i.Next))}
 		}
-		return []Verdict{f.about(i, Refuse, CodeTemplateMissing, f.command("reserve"), "%s is reserved, and the template lacks %s or has another value", address.Join(i.Reserved()), strings.Join(missing, ", "))}
+		return nil
 	})
+}
+
+func orNothing(addrs []netip.Addr) string {
+	if len(addrs) == 0 {
+		return "no address"
+	}
+	return address.Join(addrs)
 }
 
 // RestartPending tells that the running instance is not what the reservation says, which KubeVirt
@@ -43,7 +61,7 @@ func RestartPending(f *Facts) []Verdict {
 		return nil
 	}
 	return f.each(func(i Interface) []Verdict {
-		template, vmi := f.View.VM.Spec.Template.ObjectMeta.Annotations, f.View.VMI.Annotations
+		template, vmi := f.template().ObjectMeta.Annotations, f.View.VMI.Annotations
 		for _, k := range sortedKeys(i.Annotations) {
 			want := i.Annotations[k]
 			if have, ok := vmi[k]; template[k] == want && have != want {

@@ -50,7 +50,7 @@ func (f *Flags) AddResultFlags(fs *pflag.FlagSet) { f.add(fs, JSON, YAML, Name) 
 
 func (f *Flags) add(fs *pflag.FlagSet, formats ...string) {
 	f.formats = formats
-	fs.VarP((*format)(f), "output", "o", fmt.Sprintf("Output format. One of: (%s, jsonpath=..., go-template=...)", strings.Join(formats, ", ")))
+	fs.VarP((*format)(f), "output", "o", fmt.Sprintf("Output format. One of: (%s, jsonpath=TEMPLATE, go-template=TEMPLATE)", strings.Join(formats, ", ")))
 }
 
 // format is Flags as the value of -o.
@@ -65,7 +65,7 @@ func (f *format) Set(s string) error {
 	if slices.Contains(templates, kind) {
 		return fmt.Errorf("the template is missing: write %s=TEMPLATE", kind)
 	}
-	return fmt.Errorf("unknown format, allowed formats are: %s, jsonpath=..., go-template=...", strings.Join(f.formats, ", "))
+	return fmt.Errorf("unknown format; allowed are %s, jsonpath=TEMPLATE, go-template=TEMPLATE", strings.Join(f.formats, ", "))
 }
 
 func (f *format) String() string { return f.Output }

@@ -123,10 +123,10 @@ kind: ReservationList
 
 func TestFormats(t *testing.T) {
 	for line, want := range map[string]string{
-		"xml":              "unknown format, allowed formats are: json, yaml, name, wide, jsonpath=..., go-template=...",
-		"markdown":         "unknown format, allowed formats are: json, yaml, name, wide, jsonpath=..., go-template=...",
-		"custom-columns=x": "unknown format, allowed formats are: json, yaml, name, wide, jsonpath=..., go-template=...",
-		"json=x":           "unknown format, allowed formats are: json, yaml, name, wide, jsonpath=..., go-template=...",
+		"xml":              "unknown format; allowed are json, yaml, name, wide, jsonpath=TEMPLATE, go-template=TEMPLATE",
+		"markdown":         "unknown format; allowed are json, yaml, name, wide, jsonpath=TEMPLATE, go-template=TEMPLATE",
+		"custom-columns=x": "unknown format; allowed are json, yaml, name, wide, jsonpath=TEMPLATE, go-template=TEMPLATE",
+		"json=x":           "unknown format; allowed are json, yaml, name, wide, jsonpath=TEMPLATE, go-template=TEMPLATE",
 		"jsonpath":         "the template is missing: write jsonpath=TEMPLATE",
 	} {
 		var f printer.Flags

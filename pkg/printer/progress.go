@@ -159,7 +159,7 @@ func (t *Task) Done() {
 		}
 		if p.size != nil {
 			var final bytes.Buffer
-			for _, line := range t.lines(t.started) {
+			for _, line := range t.lines(t.started, 0) {
 				fmt.Fprintln(&final, line)
 			}
 			p.above(final.Bytes())
@@ -232,16 +232,13 @@ func (p *Progress) above(text []byte) {
 	width, height := p.size()
 	var lines []string
 	for _, t := range p.tasks {
-		lines = append(lines, t.lines(p.now())...)
+		lines = append(lines, t.lines(p.now(), width)...)
 	}
 	if most := max(1, height-1); len(lines) > most {
 		lines = append(lines[:most-1:most-1], fmt.Sprintf("... and %d lines more", len(lines)-most+1))
 	}
 	for _, line := range lines {
-		if runes := []rune(line); len(runes) >= width {
-			line = string(runes[:width-1])
-		}
-		fmt.Fprintln(&out, line)
+		fmt.Fprintln(&out, cut(line, width-1))
 	}
 	p.drawn = len(lines)
 	if out.Len() > 0 {
@@ -249,11 +246,15 @@ func (p *Progress) above(text []byte) {
 	}
 }
 
-// lines are the heading and a line a step, with the time since the start of the task.
-func (t *Task) lines(now time.Time) []string {
-	phases, texts := 0, 0
+// lines are the heading and a line a step, with the time since the start of the task. Texts are cut so
+// that the time is seen on a terminal of that width, 0 cuts nothing.
+func (t *Task) lines(now time.Time, width int) []string {
+	phases, texts := 9, 0
 	for _, s := range t.steps {
 		phases, texts = max(phases, len([]rune(s.phase))), max(texts, len([]rune(s.text)))
+	}
+	if room := width - phases - len("  "+"   "+"   12345"); width > 0 {
+		texts = max(0, min(texts, room))
 	}
 	lines := []string{t.heading}
 	for _, s := range t.steps {
@@ -261,7 +262,19 @@ func (t *Task) lines(now time.Time) []string {
 		if elapsed < 0 {
 			elapsed = now.Sub(t.started)
 		}
-		lines = append(lines, fmt.Sprintf("  %-*s   %-*s  %5s", max(phases, 9), s.phase, texts, s.text, duration.HumanDuration(elapsed)))
+		lines = append(lines, fmt.Sprintf("  %-*s   %-*s  %5s", phases, s.phase, texts, cut(s.text, texts), duration.HumanDuration(elapsed)))
 	}
 	return lines
+}
+
+// cut shortens text to a number of characters.
+func cut(text string, most int) string {
+	runes := []rune(text)
+	if len(runes) <= most {
+		return text
+	}
+	if most <= 3 {
+		return string(runes[:most])
+	}
+	return string(runes[:most-3]) + "..."
 }

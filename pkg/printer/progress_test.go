@@ -101,7 +101,7 @@ restarting virtualmachine tenant-a/db-1
   starting    new pod virt-launcher-db-1-9qwzt^[[2J on n2             11s
   verified    pod 198.51.100.20 = reservation, guest 198.51.100.20    12s
 migrating virtualmachine tenant-a/web n2 -> n3
-  target      virt-launcher-web-4mnbc on n3, address 198.51.100.21 as reserved,
+  target      virt-launcher-web-4mnbc on n3, address 198.51.100.21 as...     6s
 `
 	if s.String() != want {
 		t.Errorf("screen shows\n%s\nwant\n%s", &s, want)
@@ -118,7 +118,7 @@ func TestProgressInASmallTerminal(t *testing.T) {
 	}
 	p.draw()
 	p.Close()
-	want := "restarting virtualmachine a/v\nrestarting virtualmachine a/v\n... and 3 lines more\n"
+	want := "restarting virtualmachine ...\nrestarting virtualmachine ...\n... and 3 lines more\n"
 	if s.String() != want {
 		t.Errorf("screen shows\n%s\nwant\n%s", &s, want)
 	}

@@ -91,12 +91,13 @@ func (c *Cluster) ofAttachment(a attachment, i machine.Interface) Profile {
 	evidence := fmt.Sprintf("networkattachmentdefinition %s has type %q and ipam %q", a.name, a.Type, a.IPAM.Type)
 	switch {
 	case a.Type == "kube-ovn" || a.IPAM.Type == "kube-ovn":
-		provider := a.IPAM.Provider
+		// The controller goes by the attachment's name, the CNI plugin by the configuration.
+		provider, configured := providerName(a.name, a.Type == "kube-ovn"), a.IPAM.Provider
 		if a.Type == "kube-ovn" {
-			provider = a.Provider
+			configured = a.Provider
 		}
-		if provider == "" {
-			return refuse(KubeOVN, fmt.Sprintf("networkattachmentdefinition %s names no provider, without which Kube-OVN has no annotation for this interface", a.name))
+		if configured != provider {
+			return refuse(KubeOVN, fmt.Sprintf("networkattachmentdefinition %s names provider %q, and Kube-OVN allocates for %q: a pod on it gets no address", a.name, configured, provider))
 		}
 		return &kubeOVN{kubeOVNFacts: c.kubeOVN, reader: c.reader, provider: provider, attachment: evidence}
 	case a.Type == "calico" && i.MultusDefault:

@@ -124,7 +124,9 @@ func (p *calico) Capabilities(i machine.Interface) Capabilities {
 // calicoSecondary refuses an attachment: the annotation has no interface in it, so every interface
 // that Calico makes for the pod would read it (calico issue 10554).
 func calicoSecondary(i machine.Interface) *refusal {
-	return refuse(Calico, fmt.Sprintf("ipAddrs is pod-wide: Calico would read it for the pod network too, and not only for interface %s (networkattachmentdefinition %s)", i.Name, i.Attachment))
+	p := refuse(Calico, fmt.Sprintf("ipAddrs is pod-wide: Calico would read it for the pod network too, and not only for interface %s (networkattachmentdefinition %s)", i.Name, i.Attachment))
+	p.keys = slices.Clone(calicoKeys)
+	return p
 }
 
 func (p *calico) migration(i machine.Interface) Capability {
@@ -197,12 +199,10 @@ func (p *calico) dualStack() Capability {
 	return Capability{Yes, p.title() + " reads one address of each family in ipAddrs"}
 }
 
-func (p *calico) Keys(i machine.Interface) []string {
-	if i.Attachment != "" && !i.MultusDefault {
-		return nil
-	}
-	return []string{calicoIPAddrs, calicoHWAddr}
-}
+// calicoKeys are read for every interface that Calico makes for the pod.
+var calicoKeys = []string{calicoIPAddrs, calicoHWAddr}
+
+func (p *calico) Keys(machine.Interface) []string { return slices.Clone(calicoKeys) }
 
 func (p *calico) Render(vm machine.Ref, i machine.Interface, addrs []netip.Addr) (Rendering, error) {
 	if i.Attachment != "" && !i.MultusDefault {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -86,7 +87,7 @@ func detectCalico(ctx context.Context, r Reader, g groups) calicoFacts {
 // alone don't say so: Calico may be there for policy only.
 func (f *calicoFacts) detectNetworking(ctx context.Context, r Reader, g groups) {
 	cniType, ipam, operatorErr := tigeraInstallation(ctx, r, g)
-	node, err := r.daemonSet(ctx, "calico-system/calico-node", "kube-system/calico-node", "kube-system/canal")
+	node, err := r.daemonSet(ctx, "calico-system/calico-node", "kube-system/calico-node", "kube-system/canal", "kube-system/rke2-canal")
 	f.node = node
 	switch {
 	case cniType != "" && cniType != "Calico":
@@ -109,8 +110,8 @@ func (f *calicoFacts) detectNetworking(ctx context.Context, r Reader, g groups) 
 		f.ipam = known(ipam)
 	case operatorErr != nil && !absent(operatorErr):
 		f.ipam = unknown[string](operatorErr)
-	case node.name == "canal":
-		f.ipam = f.configured(ctx, r, "canal-config")
+	case strings.HasSuffix(node.name, "canal"):
+		f.ipam = f.configured(ctx, r, node.name+"-config")
 	default:
 		f.ipam = f.configured(ctx, r, "calico-config")
 	}

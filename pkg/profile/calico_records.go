@@ -149,17 +149,17 @@ func (p *calico) InUse(ctx context.Context, vm machine.Ref, a netip.Addr) (strin
 	if name == "" {
 		return fmt.Sprintf("%s, to handle %s", record, attr.Handle), nil
 	}
-	return p.podInUse(ctx, vm, record, namespace, name)
+	return p.reader.podInUse(ctx, vm, record, namespace, name)
 }
 
-// podInUse says whether the pod that a block names is somebody else's, or gone. A pod that can't be
-// read counts as somebody else's.
-func (p *calico) podInUse(ctx context.Context, vm machine.Ref, record, namespace, name string) (string, error) {
+// podInUse says whether the pod that a record names is somebody else's, or gone; "" for one of the
+// machine's own. A failed read is an error.
+func (r Reader) podInUse(ctx context.Context, vm machine.Ref, record, namespace, name string) (string, error) {
 	by := fmt.Sprintf("%s, to pod %s/%s", record, namespace, name)
 	if namespace != vm.Namespace {
 		return by, nil
 	}
-	pod, err := p.reader.Core.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := r.Core.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return by + ", which does not exist any more", nil

@@ -86,7 +86,8 @@ func TestCapabilities(t *testing.T) {
 		"calico with host-local by its operator": {
 			file: "calico-3.32.yaml", change: []string{"ipam: {type: Calico}", "ipam: {type: HostLocal}"}, i: podNet, profile: Calico, version: "v3.32.1", answers: "no no no no", reasons: [4]string{"ipam host-local"},
 		},
-		"canal": {file: "canal.yaml", i: podNet, profile: Calico, version: "v3.31.0", answers: "no no no no", reasons: [4]string{"ipAddrs is not compatible with"}},
+		"canal":                  {file: "canal.yaml", i: podNet, profile: Calico, version: "v3.31.0", answers: "no no no no", reasons: [4]string{"ipAddrs is not compatible with"}},
+		"canal as RKE2 names it": {file: "canal.yaml", change: []string{"name: canal", "name: rke2-canal"}, i: podNet, profile: Calico, version: "v3.31.0", answers: "no no no no", reasons: [4]string{"ipam host-local"}},
 		"calico for policy only": {
 			file: "calico-policy-only.yaml", i: podNet, profile: None, answers: "no no no no", reasons: [4]string{"no network plugin that this version knows"},
 		},
@@ -159,7 +160,7 @@ func TestCapabilities(t *testing.T) {
 
 		"kube-ovn on a second interface": {file: "kube-ovn.yaml", i: secondary("x", "tenant-a/net-x"), profile: KubeOVN, version: "v1.14.10", answers: "yes yes yes yes"},
 		"kube-ovn as IPAM of macvlan":    {file: "kube-ovn.yaml", i: secondary("x", "tenant-a/macvlan"), profile: KubeOVN, version: "v1.14.10", answers: "yes yes yes yes"},
-		"kube-ovn without provider":      {file: "kube-ovn.yaml", i: secondary("x", "tenant-a/nameless"), profile: None, answers: "no no no no", reasons: [4]string{"names no provider"}},
+		"kube-ovn without provider":      {file: "kube-ovn.yaml", i: secondary("x", "tenant-a/nameless"), profile: None, answers: "no no no no", reasons: [4]string{`names provider "", and Kube-OVN allocates for "nameless.tenant-a.ovn"`}},
 		"C02 calico on a second interface": {
 			file: "kube-ovn.yaml", i: secondary("dmz", "tenant-a/calico-dmz"), profile: None, answers: "no no no no", reasons: [4]string{"ipAddrs is pod-wide"},
 		},
@@ -378,5 +379,17 @@ func TestReads(t *testing.T) {
 	}
 	if got := new(Cluster).Reads("ovn.kubernetes.io/ip_address"); got.Answer != Unverified {
 		t.Errorf("never detected: %+v", got)
+	}
+}
+
+// C02: an attachment that Calico serves obeys the pod network's annotation.
+func TestCalicoKeysArePodWide(t *testing.T) {
+	w := load(t, "kube-ovn.yaml")
+	p := w.on(t, secondary("dmz", "tenant-a/calico-dmz"))
+	if keys := p.Keys(secondary("dmz", "tenant-a/calico-dmz")); !strings.Contains(strings.Join(keys, " "), calicoIPAddrs) {
+		t.Errorf("keys %v", keys)
+	}
+	if keys := w.on(t, secondary("lan", "tenant-a/lan")).Keys(podNet); len(keys) > 0 {
+		t.Errorf("whereabouts reads %v", keys)
 	}
 }

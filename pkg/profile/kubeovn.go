@@ -19,7 +19,7 @@ var kubeOVNIPs = schema.GroupVersionResource{Group: kubeOVNGroup, Version: "v1",
 type kubeOVN struct {
 	kubeOVNFacts
 	reader Reader
-	// provider is what the attachment's configuration says, "" for the pod network. It begins the
+	// provider is Kube-OVN's name of the attachment, "" for the pod network. It begins the
 	// attachment's annotations (pkg/util/const.go).
 	provider string
 	// attachment is the evidence for the provider.
@@ -72,6 +72,7 @@ func (p *kubeOVN) Capabilities(machine.Interface) Capabilities {
 		why := "whether Kube-OVN keeps a VM's address is unknown: " + p.keepVMIP.failed().Error()
 		c.Restart, c.Migration = Capability{Unverified, why}, Capability{Unverified, why}
 	case p.keepVMIP.value:
+		c.MAC = Capability{Yes, p.keep() + ": the VM's port keeps its MAC too"}
 		c.Restart = Capability{Yes, p.keep() + ": the address belongs to the VM while it exists"}
 		c.Migration = Capability{Yes, p.keep() + ": both pods of a migration have the VM's port"}
 	default:
@@ -97,8 +98,18 @@ func (p *kubeOVN) providerOf(i machine.Interface) string {
 	if p.provider != "" || i.Attachment == "" {
 		return p.provider
 	}
-	namespace, name, _ := strings.Cut(i.Attachment, "/")
-	return name + "." + namespace + ".ovn"
+	return providerName(i.Attachment, true)
+}
+
+// providerName is Kube-OVN's name of an attachment: <name>.<namespace>, and .ovn where Kube-OVN makes
+// the interface and not only its address (getPodAttachmentNet in pkg/controller/pod.go).
+func providerName(attachment string, ovn bool) string {
+	namespace, name, _ := strings.Cut(attachment, "/")
+	provider := name + "." + namespace
+	if ovn {
+		provider += ".ovn"
+	}
+	return provider
 }
 
 func (p *kubeOVN) Keys(i machine.Interface) []string {

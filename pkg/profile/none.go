@@ -18,24 +18,26 @@ type refusal struct {
 	plugin, version string
 	caps            Capabilities
 	evidence        []string
+	// keys are annotations that the plugin reads for the interface though they can't serve it.
+	keys []string
 }
 
 // refuse makes the profile of a network that can't hold a VM's address.
 func refuse(plugin, reason string) *refusal {
 	no := Capability{No, reason}
-	return &refusal{plugin: plugin, caps: Capabilities{no, no, no, no}}
+	return &refusal{plugin: plugin, caps: Capabilities{no, no, no, no, no}}
 }
 
 // unverified makes the profile of a network of which too little could be read.
 func unverified(reason string) *refusal {
 	u := Capability{Unverified, reason}
-	return &refusal{caps: Capabilities{u, u, u, u}}
+	return &refusal{caps: Capabilities{u, u, u, u, u}}
 }
 
 func (p *refusal) Name() string                                { return None }
 func (p *refusal) Version() string                             { return p.version }
 func (p *refusal) Capabilities(machine.Interface) Capabilities { return p.caps }
-func (p *refusal) Keys(machine.Interface) []string             { return nil }
+func (p *refusal) Keys(machine.Interface) []string             { return p.keys }
 
 func (p *refusal) Evidence() []string { return append([]string{p.caps.Choose.Reason}, p.evidence...) }
 
@@ -78,7 +80,7 @@ var otherPlugins = []struct {
 	daemonSets    []string
 	reason        string
 }{
-	{"cilium", "cilium.io", []string{"kube-system/cilium"},
+	{"cilium", "cilium.io", []string{"kube-system/cilium", "cilium/cilium"},
 		"Cilium reads no annotation that names an address, in any IPAM mode, and can't have one address at two pods during a migration (cilium issues 17026, 38576)"},
 	{"antrea", "crd.antrea.io", []string{"kube-system/antrea-agent"},
 		"Antrea keeps addresses for StatefulSets only: the address of a VM is free between two pods and refused to a migration's target (docs/antrea-ipam.md)"},

@@ -41,6 +41,8 @@ type Capabilities struct {
 	Migration Capability
 	// DualStack: one address of each family can be chosen at once.
 	DualStack Capability
+	// MAC: the guest's MAC is the same after a stop and start though the template pins none.
+	MAC Capability
 }
 
 // Rendering is what makes the plugin give an interface its addresses.

@@ -90,6 +90,8 @@ func TestInUse(t *testing.T) {
 		"spiderpool, another's":             {file: "spiderpool.yaml", vm: db1, addr: "198.51.100.101", want: "spiderippool lan-v4, to tenant-b/web-0"},
 		"spiderpool, in a pool of one":      {file: "spiderpool.yaml", vm: db1, addr: "198.51.100.21", want: "spiderippool vmip-198-51-100-21, to tenant-a/web-1"},
 		"spiderpool, own pool of one":       {file: "spiderpool.yaml", vm: web, addr: "198.51.100.21"},
+		"spiderpool, a pod of the machine":  {file: "spiderpool.yaml", change: []string{"tenant-b/web-0", "tenant-a/virt-launcher-db-1-aaaaa"}, vm: db1, pods: [][3]string{{"tenant-a", "virt-launcher-db-1-aaaaa", "db-1"}}, addr: "198.51.100.101"},
+		"spiderpool, a pod of another":      {file: "spiderpool.yaml", change: []string{"tenant-b/web-0", "tenant-a/virt-launcher-db-1-aaaaa"}, vm: web, pods: [][3]string{{"tenant-a", "virt-launcher-db-1-aaaaa", "db-1"}}, addr: "198.51.100.101", want: "spiderippool lan-v4, to pod tenant-a/virt-launcher-db-1-aaaaa"},
 		"spiderpool, damaged":               {file: "spiderpool.yaml", change: []string{`allocatedIPs: '{"198.51.100.101"`, `allocatedIPs: '{{"198.51.100.101"`}, vm: db1, addr: "198.51.100.101", err: "status.allocatedIPs can't be parsed"},
 		"spiderpool, unreadable":            {file: "spiderpool.yaml", forbid: [2]string{"get", "spiderippools"}, vm: db1, addr: "198.51.100.20", err: "forbidden"},
 		"none":                              {file: "cilium.yaml", vm: db1, addr: "198.51.100.20"},

@@ -189,11 +189,26 @@ func (p *spiderpool) InUse(ctx context.Context, vm machine.Ref, a netip.Addr) (s
 		switch {
 		case err != nil:
 			return "", err
-		case by != "" && by != vm.String():
-			return fmt.Sprintf("spiderippool %s, to %s", name, by), nil
+		case by == "" || by == vm.String():
+			continue
+		}
+		// Where static addresses are off, the owner is a pod.
+		namespace, pod, _ := strings.Cut(by, "/")
+		if by, err = p.reader.spiderOwner(ctx, vm, "spiderippool "+name, namespace, pod); by != "" || err != nil {
+			return by, err
 		}
 	}
 	return "", nil
+}
+
+// spiderOwner says whom a pool's allocation belongs to; "" where it is a pod of the machine. The name
+// is a VM's as a rule, and a pod's only if there is such a pod.
+func (r Reader) spiderOwner(ctx context.Context, vm machine.Ref, record, namespace, name string) (string, error) {
+	to := fmt.Sprintf("%s, to %s/%s", record, namespace, name)
+	if namespace != vm.Namespace || !strings.HasPrefix(name, "virt-launcher-") {
+		return to, nil
+	}
+	return r.podInUse(ctx, vm, record, namespace, name)
 }
 
 // allocated returns the "namespace/name" that has an address of the pool, "" for none. The name is a

@@ -241,7 +241,8 @@ func (s *Service) strip(ctx context.Context, ref machine.Ref, e ledger.Entry) er
 	}
 }
 
-// stripped is the change that takes one address off the VM.
+// stripped is the change that takes one address off the VM: annotations that are still as the
+// reservation wrote them and carry the address, or all of them with the interface's last address.
 func stripped(vm *kubevirtv1.VirtualMachine, e ledger.Entry) (machine.Patch, error) {
 	change := machine.Patch{Set: map[string]string{ledger.AnnotationLastOp: ledger.NewOp()}}
 	said, err := ledger.ReservationsOf(vm.Annotations)
@@ -252,16 +253,17 @@ func stripped(vm *kubevirtv1.VirtualMachine, e ledger.Entry) (machine.Patch, err
 	if !ok || !said.Names(e.Row.Interface, e.Addr) {
 		return change, nil
 	}
+	mine.Addresses = slices.DeleteFunc(slices.Clone(mine.Addresses), func(s string) bool { return s == e.Addr.String() })
+	last := len(mine.Addresses) == 0
 	for k, v := range mine.Annotations {
-		if vm.Spec.Template.ObjectMeta.Annotations[k] == v && mentions(v, e.Addr) {
+		if vm.Spec.Template.ObjectMeta.Annotations[k] == v && (last || mentions(v, e.Addr)) {
 			change.RemoveTemplate = append(change.RemoveTemplate, k)
 		}
 	}
-	mine.Addresses = slices.DeleteFunc(slices.Clone(mine.Addresses), func(s string) bool { return s == e.Addr.String() })
-	if len(mine.Addresses) > 0 {
-		said.Interfaces[e.Row.Interface] = mine
-	} else {
+	if last {
 		delete(said.Interfaces, e.Row.Interface)
+	} else {
+		said.Interfaces[e.Row.Interface] = mine
 	}
 	if len(said.Interfaces) == 0 {
 		change.Remove = []string{ledger.AnnotationReservations}

@@ -60,7 +60,9 @@ type intent struct {
 	wanted   map[address.Family]netip.Addr
 	// own are the addresses that pods of this very machine were seen to have.
 	own map[netip.Addr]bool
-	vmi *kubevirtv1.VirtualMachineInstance
+	// looked is set once pods were asked for an address that the machine is to have.
+	looked bool
+	vmi    *kubevirtv1.VirtualMachineInstance
 }
 
 // Reserve gives one interface its addresses: the ledger's row first, then the VM's template. It
@@ -237,6 +239,29 @@ func (s *Service) preflight(ctx context.Context, in *intent) error {
 	if len(refused) > 0 {
 		return &RefusedError{Object: object(in.ref), Code: code, Err: errors.New(strings.Join(refused, "; "))}
 	}
+	return in.renderable()
+}
+
+// renderable tries whether the plugin can be asked for such addresses at all, before anything is
+// written: with those that are wanted, or with some of the pool.
+func (in *intent) renderable() error {
+	space, err := in.pool.Space()
+	if err != nil {
+		return err
+	}
+	var probe []netip.Addr
+	for _, f := range in.families {
+		a := in.wanted[f]
+		if cidr, ok := space.CIDR(f); !a.IsValid() && ok {
+			a = cidr.Addr()
+		}
+		if a.IsValid() {
+			probe = append(probe, a)
+		}
+	}
+	if _, err := in.profile.Render(in.ref, in.iface, probe); err != nil {
+		return &RefusedError{Object: object(in.ref), Code: "NotSupported", Err: err}
+	}
 	return nil
 }
 
@@ -370,6 +395,7 @@ func carriesAll(have, want map[string]string) bool {
 // usable says what in the cluster has the address and is not this machine.
 func (s *Service) usable(ctx context.Context, in *intent, a netip.Addr) (string, error) {
 	if in.iface.Primary() {
+		in.looked = true
 		pods, may, err := s.podsWith(ctx, a)
 		if err != nil {
 			return "", err
@@ -525,10 +551,10 @@ func (s *Service) finish(ctx context.Context, in *intent, rows []ledger.Entry, s
 	res.RestartPending = true
 	for _, i := range machine.InstanceInterfaces(vmi) {
 		if i.Name == in.iface.Name {
-			res.Running = machine.StatusAddresses(vmi, i)
+			res.Running = slices.DeleteFunc(machine.StatusAddresses(vmi, i), func(a netip.Addr) bool { return !slices.Contains(in.families, address.FamilyOf(a)) })
 		}
 	}
-	if in.iface.Primary() && len(in.own) == 0 {
+	if in.iface.Primary() && !in.looked {
 		if _, err := s.usable(ctx, in, res.Addresses[0]); err != nil {
 			return res, err
 		}

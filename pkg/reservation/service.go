@@ -53,7 +53,12 @@ type RefusedError struct {
 	Err    error
 }
 
-func (e *RefusedError) Error() string { return e.Object + ": " + e.Err.Error() }
+func (e *RefusedError) Error() string {
+	if text := e.Err.Error(); strings.HasPrefix(text, e.Object) {
+		return text
+	}
+	return e.Object + ": " + e.Err.Error()
+}
 
 // Unwrap returns the reason.
 func (e *RefusedError) Unwrap() error { return e.Err }

@@ -7,6 +7,7 @@ const (
 	CodeWrongMAC          = "WrongMAC"
 	CodeMACUnknown        = "MACUnknown"
 	CodeGuestMismatch     = "GuestMismatch"
+	CodeGuestNoAddress    = "GuestNoAddress"
 	CodeSandboxFailed     = "SandboxFailed"
 	CodePodRefused        = "PodRefused"
 	CodeInstanceRefused   = "InstanceRefused"

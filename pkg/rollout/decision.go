@@ -13,6 +13,8 @@ import (
 type decision struct {
 	// phase and detail say where the operation stands.
 	phase, detail string
+	// past is the phase before as it ended, for progress: watches may skip what lasts a moment.
+	past *stage
 	// wake asks for another look after that time even if nothing changes; 0: no need.
 	wake time.Duration
 	// abort asks to take the operation back as far as that is still possible. It is asked for
@@ -21,6 +23,9 @@ type decision struct {
 	// end is set when the operation is over.
 	end *ending
 }
+
+// stage is a phase and what there is to say about it.
+type stage struct{ phase, detail string }
 
 // ending is how an operation ended.
 type ending struct {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
 )
 
@@ -96,10 +98,11 @@ func (e *engine) take(m message) {
 	}
 }
 
-// lost says whether the API server was away for longer than patience allows.
+// lost says whether the API server was away for longer than patience allows. One that forbids to
+// look won't think better of it.
 func (e *engine) lost() error {
 	for _, since := range e.broken {
-		if d := e.now().Sub(since); d >= e.patience {
+		if d := e.now().Sub(since); d >= e.patience || apierrors.IsForbidden(e.reason) {
 			return &LostError{For: d, Err: e.reason}
 		}
 	}
@@ -158,6 +161,7 @@ type stepper interface {
 // can follow what has become known; abort carries out a decision to abort. The decision that is
 // returned with an error is the last one: where the operation stood.
 func (e *engine) run(ctx context.Context, s stepper, before func(*world), abort func(context.Context) error, r Reporter) (decision, error) {
+	shown := map[string]string{}
 	for {
 		before(e.world)
 		d := s.observe(e.world, e.now())
@@ -170,6 +174,10 @@ func (e *engine) run(ctx context.Context, s stepper, before func(*world), abort 
 			d.detail += "; the API server can't be read, trying again"
 		}
 		if d.phase != "" {
+			if d.past != nil && shown[d.phase] == "" && shown[d.past.phase] != d.past.detail {
+				r.Phase(d.past.phase, d.past.detail)
+			}
+			shown[d.phase] = d.detail
 			r.Phase(d.phase, d.detail)
 		}
 		if d.end != nil {

@@ -48,21 +48,23 @@ func (e Expectation) pod(p *corev1.Pod) (machine.Addresses, likeness) {
 	return have, same
 }
 
-// guest compares with what the guest reports: it may have more addresses than ours, and a family
-// that it does not report at all is unknown.
-func (e Expectation) guest(have machine.Addresses) likeness {
-	found := unknown
+// guest compares with what the instance shows for an interface of which the guest agent has
+// reported. For a family that the pod has an address of, KubeVirt shows the pod's address as soon
+// as the guest has any, and none where the guest has none (updateVMIIfaceStatusWithGuestAgentData
+// in pkg/network/setup): "same" says that the guest has an address, not which.
+func (e Expectation) guest(have machine.Addresses) (found likeness, missing []netip.Addr) {
 	for _, want := range e.Addresses {
 		got := family(have, want)
 		switch {
 		case len(got) == 0:
+			missing = append(missing, want)
 		case slices.Contains(got, want):
 			found = same
 		default:
-			return other
+			return other, nil
 		}
 	}
-	return found
+	return found, missing
 }
 
 // onto returns the expectations for the interfaces as an instance shows them: a new instance may
@@ -134,27 +136,44 @@ func checkInstance(expect []Expectation, vmi *kubevirtv1.VirtualMachineInstance,
 	var out []finding
 	for _, e := range expect {
 		out = append(out, checkMAC(e, vmi)...)
-		if e.Interface.Binding == machine.Masquerade {
-			// The guest has KubeVirt's private address there; the reservation is the pod's.
-			continue
-		}
-		have := machine.GuestAddresses(vmi, e.Interface)
-		switch e.guest(have) {
-		case same:
-			out = append(out, finding{message: "guest " + list(e.Addresses)})
-		case other:
-			out = append(out, finding{code: CodeGuestMismatch, patience: guestPatience, waiting: "the guest to renew its lease (it reports " + list(have) + ")",
-				message: fmt.Sprintf("the pod has the reserved %s but the guest reports %s on interface %s: it did not renew its lease; renew it in the guest, or reboot from inside",
-					list(e.Addresses), list(have), e.Interface.Name)})
-		case unknown:
-			f := finding{message: "guest unknown"}
-			if agent {
-				f.patience, f.waiting = agentPatience, "the guest agent to report"
-			}
-			out = append(out, f)
+		if e.Interface.Binding != machine.Masquerade {
+			// There the guest has KubeVirt's private address; the reservation is the pod's.
+			out = append(out, checkGuest(e, vmi, agent))
 		}
 	}
 	return out
+}
+
+func checkGuest(e Expectation, vmi *kubevirtv1.VirtualMachineInstance, agent bool) finding {
+	if !agentReports(vmi, e.Interface.Name) {
+		f := finding{message: "guest unknown"}
+		if agent {
+			f.patience, f.waiting = agentPatience, "the guest agent to report"
+		}
+		return f
+	}
+	have := machine.GuestAddresses(vmi, e.Interface)
+	like, missing := e.guest(have)
+	switch {
+	case like == other:
+		return finding{code: CodeGuestMismatch, patience: guestPatience, waiting: "the guest to renew its lease",
+			message: fmt.Sprintf("the pod has the reserved %s but the guest reports %s on interface %s: it did not renew its lease; renew it in the guest, or reboot from inside",
+				list(e.Addresses), list(have), e.Interface.Name)}
+	case slices.ContainsFunc(missing, netip.Addr.Is4):
+		// KubeVirt offers the pod's IPv4 address by DHCP; IPv6 it leaves to the guest.
+		return finding{code: CodeGuestNoAddress, patience: guestPatience, waiting: "the guest to take its address",
+			message: fmt.Sprintf("the pod has the reserved %s but the guest reports no IPv4 address on interface %s: look at its network configuration (does it match another MAC?)", list(e.Addresses), e.Interface.Name)}
+	case like == same:
+		return finding{message: "guest reports an address"}
+	}
+	return finding{message: "guest unknown"}
+}
+
+// agentReports says whether what the instance shows for an interface has been through the guest agent.
+func agentReports(vmi *kubevirtv1.VirtualMachineInstance, name string) bool {
+	return slices.ContainsFunc(vmi.Status.Interfaces, func(s kubevirtv1.VirtualMachineInstanceNetworkInterface) bool {
+		return s.Name == name && strings.Contains(s.InfoSource, "guest-agent")
+	})
 }
 
 func checkMAC(e Expectation, vmi *kubevirtv1.VirtualMachineInstance) []finding {

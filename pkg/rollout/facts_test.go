@@ -23,7 +23,8 @@ func TestRestarting(t *testing.T) {
 		{"just asked for", []kubevirtv1.VirtualMachineStateChangeRequest{stop("i-1"), start}, vmi("i-1", "n1"), true},
 		{"of an instance that is gone", []kubevirtv1.VirtualMachineStateChangeRequest{stop("i-0"), start}, vmi("i-1", "n1"), false},
 		{"the instance is on its way out", []kubevirtv1.VirtualMachineStateChangeRequest{start}, vmi("i-1", "n1", deleting), true},
-		{"a start alone", []kubevirtv1.VirtualMachineStateChangeRequest{start}, nil, false},
+		{"the instance is gone", []kubevirtv1.VirtualMachineStateChangeRequest{start}, nil, true},
+		{"a start of what runs", []kubevirtv1.VirtualMachineStateChangeRequest{start}, vmi("i-1", "n1"), false},
 		{"a stop alone", []kubevirtv1.VirtualMachineStateChangeRequest{stop("i-1")}, vmi("i-1", "n1"), false},
 		{"stopping by itself", nil, vmi("i-1", "n1", deleting), false},
 	}

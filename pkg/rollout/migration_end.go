@@ -45,7 +45,9 @@ func (s *migrationState) arrived(w *world, job *kubevirtv1.VirtualMachineInstanc
 		// Not an error of the move, but the next migration would be refused until then.
 		findings = append(findings, finding{patience: reportPatience, waiting: "KubeVirt to close the migration"})
 	}
-	return s.conclude(findings, node, now)
+	d := s.conclude(findings, node, now)
+	d.past = &stage{PhaseHandOver, "domain running on " + node}
+	return d
 }
 
 func (s *migrationState) conclude(findings []finding, node string, now time.Time) decision {
@@ -56,7 +58,7 @@ func (s *migrationState) conclude(findings []finding, node string, now time.Time
 	case over != nil:
 		return failed(over.code, fmt.Sprintf("virtualmachine %s runs on %s now, but %s", s.ref, node, over.message))
 	case wake > 0:
-		return decision{phase: PhaseChecking, detail: "domain running on " + node + ", " + waitingFor(findings), wake: wake}
+		return decision{phase: PhaseChecking, detail: waitingFor(findings), wake: wake}
 	}
 	said := "one owner, source pod finished"
 	if about := summary(findings); about != "" {
@@ -137,6 +139,9 @@ const reasonPatience = 2 * time.Second
 func (s *migrationState) reason(w *world, job *kubevirtv1.VirtualMachineInstanceMigration, st *kubevirtv1.VirtualMachineInstanceMigrationState) (code, why string) {
 	if s.aborted != nil {
 		return s.aborted.code, "aborted before the hand-over: " + s.aborted.message
+	}
+	if s.last == kubevirtv1.MigrationSucceeded {
+		return CodeSameNode, "KubeVirt says that migration " + s.name + " succeeded, but the machine has not moved"
 	}
 	why = w.lastEvent(s.migration, nil, "FailedMigration")
 	if st != nil && st.FailureReason != "" {

@@ -101,7 +101,8 @@ func (s *migrationState) moved(vmi *kubevirtv1.VirtualMachineInstance, st *kubev
 func (s *migrationState) over(job *kubevirtv1.VirtualMachineInstanceMigration, st *kubevirtv1.VirtualMachineInstanceMigrationState, now time.Time) bool {
 	// An object that vanished tells nothing by itself: the instance's part may come a moment later.
 	vanished := s.marks.held("vanished", s.seen && job == nil, now) >= settlePatience
-	return vanished || s.last == kubevirtv1.MigrationFailed || st != nil && st.Completed && st.Failed
+	unmoved := s.marks.held("unmoved", s.last == kubevirtv1.MigrationSucceeded, now) >= reportPatience
+	return vanished || unmoved || s.last == kubevirtv1.MigrationFailed || st != nil && st.Completed && st.Failed
 }
 
 func (s *migrationState) replaced(vmi *kubevirtv1.VirtualMachineInstance) decision {
@@ -146,6 +147,9 @@ func (s *migrationState) underway(w *world, job *kubevirtv1.VirtualMachineInstan
 		}
 	default:
 		d.detail = "waiting for the target pod"
+	}
+	if d.phase == PhaseHandOver && pod != nil {
+		d.past = &stage{PhaseTarget, s.describe(pod)}
 	}
 	return d
 }

@@ -115,7 +115,7 @@ func TestMigration(t *testing.T) {
 		}},
 		{"the source pod is gone already", nil, []move{see(atTarget, job(succeeded), dst).done("")}},
 		{"completed while the object lags behind", nil, []move{
-			see(atTarget, job(running), srcDone, dst).want(PhaseChecking, "domain running on n3"),
+			see(atTarget, job(running), srcDone, dst).want(PhaseChecking, "waiting for KubeVirt to close the migration"),
 			see(atTarget, job(succeeded), srcDone, dst).done(""),
 		}},
 		{"KubeVirt has more to do before the object is final", nil, []move{
@@ -180,6 +180,10 @@ func TestMigration(t *testing.T) {
 			})).want(PhaseTarget, "dst finds no node: 0/3 nodes"),
 			see(atSource(), job(over), src, event("e", "m-1", "FailedMigration", "Migration failed because target pod shutdown during migration")).
 				failed(CodeMigrationFailed, "migration kubectl-vmip-x failed: FailedMigration: Migration failed because target pod shutdown"),
+		}},
+		{"C40: it succeeds where it was", nil, []move{
+			see(atSource(), job(succeeded), src).want(PhaseTarget, ""),
+			later(16*time.Second).failed(CodeSameNode, "succeeded, but the machine has not moved; the machine runs on at the source n1"),
 		}},
 		{"KubeVirt gives a reason", nil, []move{
 			see(atSource(handed("m-1", "n3", started, broken("qemu said no"))), job(over), src, dstDone).failed(CodeMigrationFailed, "failed: qemu said no; the machine runs on at the source n1"),

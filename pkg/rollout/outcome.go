@@ -13,6 +13,8 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/api/v1alpha1"
 )
 
+const resource = "virtualmachine.kubevirt.io/"
+
 // Outcome is what became of one operation.
 type Outcome struct {
 	v1alpha1.Operation
@@ -25,7 +27,7 @@ type Outcome struct {
 // Operation is the plan as an operation that has not ended.
 func (p Plan) Operation() v1alpha1.Operation {
 	return v1alpha1.Operation{
-		Object: "virtualmachine.kubevirt.io/" + p.Ref.Name, Namespace: p.Ref.Namespace,
+		Object: resource + p.Ref.Name, Namespace: p.Ref.Namespace,
 		Verb: p.Verb.Past(), Before: texts(p.Before), NodeFrom: p.Node,
 	}
 }
@@ -53,11 +55,15 @@ func (o *Outcome) stop(now time.Time, err error, last decision, goesOn string) {
 	if last.phase != "" {
 		where = fmt.Sprintf("; last seen %s: %s", last.phase, last.detail)
 	}
-	if goesOn == "" {
+	var lost *LostError
+	begun := goesOn != ""
+	if !begun {
 		goesOn = "nothing was changed"
 	}
-	var lost *LostError
 	switch {
+	case errors.As(err, &lost) && !begun:
+		o.Err = fmt.Errorf("virtualmachine %s/%s: %w; %s", o.Namespace, strings.TrimPrefix(o.Object, resource), err, goesOn)
+		o.end(now, v1alpha1.Failed, CodeLost, o.Err.Error())
 	case errors.Is(err, context.DeadlineExceeded):
 		o.end(now, v1alpha1.TimedOut, CodeTimedOut, "timed out"+where+"; "+goesOn)
 	case errors.As(err, &lost):

@@ -155,8 +155,12 @@ func unsynchronized(message string) func(*kubevirtv1.VirtualMachineInstance) {
 
 func guest(addrs ...string) func(*kubevirtv1.VirtualMachineInstance) {
 	return func(v *kubevirtv1.VirtualMachineInstance) {
-		v.Status.Interfaces = []kubevirtv1.VirtualMachineInstanceNetworkInterface{{Name: "default", IP: addrs[0], IPs: addrs, InfoSource: "domain, guest-agent"}}
+		v.Status.Interfaces = []kubevirtv1.VirtualMachineInstanceNetworkInterface{{Name: "default", IPs: addrs, InfoSource: "domain, guest-agent"}}
 	}
+}
+
+func masquerade(v *kubevirtv1.VirtualMachineInstance) {
+	v.Spec.Domain.Devices.Interfaces[0].InterfaceBindingMethod = kubevirtv1.InterfaceBindingMethod{Masquerade: &kubevirtv1.InterfaceMasquerade{}}
 }
 
 func mac(address string) func(*kubevirtv1.VirtualMachineInstance) {

@@ -41,8 +41,10 @@ func Restart(ctx context.Context, d Deps, p Plan, r Reporter) Outcome {
 	defer cancel()
 	e := newEngine(d, p.Ref)
 	defer e.close()
-	e.follow(ctx, d.machineSource(p.Ref), d.instanceSource(p.Ref),
-		d.podSource(p.Ref.Namespace, p.Instance), d.eventSource(p.Ref.Namespace, p.Ref.Name))
+	e.follow(ctx, d.machineSource(p.Ref), d.instanceSource(p.Ref), d.eventSource(p.Ref.Namespace, p.Ref.Name))
+	if p.Instance != "" {
+		e.follow(ctx, d.podSource(p.Ref.Namespace, p.Instance))
+	}
 	if err := e.ready(ctx); err != nil {
 		out.stop(d.now(), err, decision{}, "")
 		return out
@@ -99,7 +101,7 @@ func (p Plan) stale(w *world) string {
 		return fmt.Sprintf("virtualmachine %s was stopped or restarted meanwhile; run the command again", p.Ref)
 	case w.instance.DeletionTimestamp != nil:
 		return fmt.Sprintf("virtualmachine %s is being stopped by somebody else", p.Ref)
-	case w.instance.Status.NodeName != p.Node:
+	case p.Resume == "" && w.instance.Status.NodeName != p.Node:
 		return fmt.Sprintf("virtualmachine %s has moved from %s to %s meanwhile; run the command again", p.Ref, p.Node, w.instance.Status.NodeName)
 	}
 	if st := w.instance.Status.MigrationState; p.Resume == "" && st != nil && !st.Completed && !st.Failed {
@@ -115,7 +117,8 @@ func (e *engine) followRestart(ctx context.Context, d Deps, instance types.UID) 
 			return
 		}
 		if uid := w.instance.UID; uid != instance {
-			// The new instance exists only after all pods of the old one are gone.
+			// The new instance exists only after all pods of the old one are gone
+			// (pkg/virt-controller/watch/vmi removes the finalizer then).
 			e.drop(podsName(instance))
 			instance = uid
 			clear(w.pods)
@@ -166,7 +169,7 @@ func (d Deps) askRestart(ctx context.Context, e *engine, p Plan) error {
 		case !ambiguous(err):
 			return err
 		}
-		for until := d.now().Add(answerPatience); d.now().Before(until); {
+		for until := d.now().Add(min(answerPatience, d.patience())); d.now().Before(until); {
 			if taken(e.world, p.Instance) {
 				return nil
 			}

@@ -162,16 +162,16 @@ func (s *restartState) running(w *world, now time.Time) decision {
 		carrier = pods[len(pods)-1]
 		findings = []finding{{code: CodeStrayPod, patience: reportPatience, waiting: "the second pod to finish", message: fmt.Sprintf("%d live pods carry the new instance: %s", len(pods), podNames(pods))}}
 	}
-	over, wake := s.marks.settle(findings, now)
-	if over != nil {
-		return failed(over.code, "virtualmachine "+s.ref.String()+" runs again, but "+over.message)
+	var past *stage
+	if carrier != nil {
+		past = &stage{PhaseStarting, fmt.Sprintf("new pod %s on %s", carrier.Name, carrier.Spec.NodeName)}
 	}
-	if wake > 0 {
-		d := decision{phase: PhaseChecking, detail: "the new instance runs, " + waitingFor(findings), wake: wake}
-		if carrier != nil {
-			d.detail = fmt.Sprintf("new pod %s on %s runs, %s", carrier.Name, carrier.Spec.NodeName, waitingFor(findings))
-		}
-		return d
+	over, wake := s.marks.settle(findings, now)
+	switch {
+	case over != nil:
+		return failed(over.code, "virtualmachine "+s.ref.String()+" runs again, but "+over.message)
+	case wake > 0:
+		return decision{phase: PhaseChecking, detail: "the new instance runs, " + waitingFor(findings), past: past, wake: wake}
 	}
 	said := summary(findings)
 	if said == "" {
@@ -180,7 +180,7 @@ func (s *restartState) running(w *world, now time.Time) decision {
 	if s.again > 0 {
 		said += fmt.Sprintf(" (somebody else restarted it %d more times meanwhile)", s.again)
 	}
-	return decision{phase: PhaseVerified, detail: said, end: &ending{outcome: v1alpha1.Done, message: said}}
+	return decision{phase: PhaseVerified, detail: said, past: past, end: &ending{outcome: v1alpha1.Done, message: said}}
 }
 
 // live are the pods that have not finished: those that may hold an address. A pod that is being

@@ -6,6 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	kubevirtv1 "kubevirt.io/api/core/v1"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
 )
 
 func newRestart() *restartState {
@@ -128,11 +130,21 @@ func TestRestart(t *testing.T) {
 		{"C28: the guest renews it", nil, []move{
 			see(vm(), vmi("i-new", "n2", guest("198.51.100.76")), pod("new", "i-new", "n2", "198.51.100.20")).want(PhaseChecking, ""),
 			later(20*time.Second).want(PhaseChecking, ""),
-			see(vm(), vmi("i-new", "n2", guest("198.51.100.20", "172.17.0.1")), pod("new", "i-new", "n2", "198.51.100.20")).done("guest 198.51.100.20"),
+			see(vm(), vmi("i-new", "n2", guest("198.51.100.20", "172.17.0.1")), pod("new", "i-new", "n2", "198.51.100.20")).done("guest reports an address"),
+		}},
+		{"C07: the guest stays dark", nil, []move{
+			see(vm(), vmi("i-new", "n2", guest()), pod("new", "i-new", "n2", "198.51.100.20")).want(PhaseChecking, "the guest to take its address"),
+			later(31*time.Second).failed(CodeGuestNoAddress, "the guest reports no IPv4 address on interface default"),
+		}},
+		{"C17: a guest without IPv6 is no failure", func(s *restartState) { s.expect = expected("198.51.100.20", "2001:db8::20") }, []move{
+			see(vm(), vmi("i-new", "n2", guest("198.51.100.20")), pod("new", "i-new", "n2", "198.51.100.20", "2001:db8::20")).done("guest reports an address"),
+		}},
+		{"C24: under masquerade the guest has its own address", func(s *restartState) { s.expect[0].Interface.Binding = machine.Masquerade }, []move{
+			see(vm(), vmi("i-new", "n2", masquerade, guest("10.0.2.2")), pod("new", "i-new", "n2", "198.51.100.20")).done("pod 198.51.100.20 = reservation"),
 		}},
 		{"a guest that had an agent is waited for", func(s *restartState) { s.agent = true }, []move{
 			see(vm(), vmi("i-new", "n2"), pod("new", "i-new", "n2", "198.51.100.20")).want(PhaseChecking, ""),
-			see(vm(), vmi("i-new", "n2", guest("198.51.100.20")), pod("new", "i-new", "n2", "198.51.100.20")).done("guest 198.51.100.20"),
+			see(vm(), vmi("i-new", "n2", guest("198.51.100.20")), pod("new", "i-new", "n2", "198.51.100.20")).done("guest reports an address"),
 		}},
 		{"but not for ever", func(s *restartState) { s.agent = true }, []move{
 			see(vm(), vmi("i-new", "n2"), pod("new", "i-new", "n2", "198.51.100.20")).want(PhaseChecking, ""),

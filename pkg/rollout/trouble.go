@@ -50,12 +50,12 @@ func (w *world) lastEvent(of types.UID, known map[types.UID]string, reasons ...s
 	if last == nil {
 		return ""
 	}
-	return last.Reason + ": " + runtimePrefix.ReplaceAllString(oneLine(last.Message), "")
+	return last.Reason + ": " + ceremony.ReplaceAllString(oneLine(last.Message), "")
 }
 
-// runtimePrefix is what the kubelet and the container runtime put in front of a network plugin's
-// own words.
-var runtimePrefix = regexp.MustCompile(`^Failed to create pod sandbox: .*for sandbox "[0-9a-f]+": `)
+// ceremony is what event recorders, the kubelet and the container runtime put in front of what a
+// network plugin or an admission says.
+var ceremony = regexp.MustCompile(`^(\(combined from similar events\): )?(Failed to create pod sandbox: .*for sandbox "[0-9a-f]+": )?`)
 
 func newer(a, b *corev1.Event) bool {
 	return cmp.Or(when(a).Compare(when(b)), cmp.Compare(a.UID, b.UID)) > 0

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -16,8 +15,8 @@ func TestReserveRefuses(t *testing.T) {
 	w := newWorld(t, "kube-ovn")
 	w.vm("db-1", halted)
 	w.vm("web-1", halted)
-	w.fails(1, []string{"has no pool", "kubectl vmip pool add"}, "reserve", "db-1")
-	w.pool("--exclude", w.ip(50)+","+w.ip(96)+"/29", "--for-namespace", w.namespace)
+	w.fails(1, []string{"no pool"}, "reserve", "db-1")
+	w.pool("--exclude", w.ip(50)+","+w.ip(96)+"/29")
 	w.ok("reserve", "web-1", "--ip", w.ip(20))
 	before, vm := w.ledgerVersions(), w.get("db-1")
 	for _, c := range []struct {
@@ -27,10 +26,10 @@ func TestReserveRefuses(t *testing.T) {
 		args  []string
 	}{
 		{"unknown VM", 1, []string{"virtualmachine " + w.namespace + "/nosuch", "not found"}, []string{"nosuch"}},
-		{"unknown pool", 1, []string{`pool "nosuch" not found`, "choose one of lab"}, []string{"db-1", "--pool", "nosuch"}},
+		{"unknown pool", 1, []string{`pool "nosuch" not found`, w.lab}, []string{"db-1", "--pool", "nosuch"}},
 		{"unknown interface", 1, []string{`no interface "nosuch"`, "default"}, []string{"db-1", "--interface", "nosuch"}},
-		{"outside, pool named", 1, []string{"203.0.113.7", "outside the pool's CIDR " + w.prefix + ".0/24"}, []string{"db-1", "--pool", "lab", "--ip", "203.0.113.7"}},
-		{"outside, no pool named", 1, []string{"no pool can give it 203.0.113.7", "pool lab has CIDR"}, []string{"db-1", "--ip", "203.0.113.7"}},
+		{"outside, pool named", 1, []string{"203.0.113.7", "outside the pool's CIDR " + w.prefix + ".0/24"}, []string{"db-1", "--pool", w.lab, "--ip", "203.0.113.7"}},
+		{"outside, no pool named", 1, []string{"no pool can give it 203.0.113.7", "pool " + w.lab + " has CIDR"}, []string{"db-1", "--ip", "203.0.113.7"}},
 		{"C04 network address", 1, []string{w.ip(0), "network address"}, []string{"db-1", "--ip", w.ip(0)}},
 		{"C04 gateway", 1, []string{w.ip(1), "gateway"}, []string{"db-1", "--ip", w.ip(1)}},
 		{"C04 broadcast", 1, []string{w.ip(255), "broadcast"}, []string{"db-1", "--ip", w.ip(255)}},
@@ -64,17 +63,17 @@ func TestReserveRefuses(t *testing.T) {
 		t.Errorf("refused commands wrote to the VM: %v", got.ObjectMeta)
 	}
 	// Another namespace is none of the pool's.
-	other := &world{cluster: w.cluster, t: t, namespace: w.namespace + "-b", ledger: w.ledger, prefix: w.prefix}
+	other := &world{cluster: w.cluster, t: t, namespace: w.namespace + "-b", lab: w.lab, prefix: w.prefix}
 	other.kubectl(t, "", "create", "namespace", other.namespace)
 	other.vm("db-1", halted)
-	other.fails(1, []string{"pool lab is for the namespaces [" + w.namespace + "], not for " + other.namespace}, "reserve", "db-1", "--pool", "lab", "--ip", w.ip(30))
+	other.fails(1, []string{"pool " + w.lab + " is for the namespaces [" + w.namespace + "], not for " + other.namespace}, "reserve", "db-1", "--pool", w.lab, "--ip", w.ip(30))
 	// Automatic choice never takes what a stopped VM has reserved (C05), and says when nothing is left.
-	w.ok("pool", "set", "lab", "--range", w.ip(20)+"-"+w.ip(21))
+	w.ok("pool", "set", w.lab, "--range", w.ip(20)+"-"+w.ip(21))
 	if out := w.ok("reserve", "db-1"); !strings.Contains(out, w.ip(21)) {
 		t.Errorf("automatic choice beside a taken address: %q", out)
 	}
 	w.vm("web-2", halted)
-	w.fails(1, []string{"pool lab has no free IPv4 address", "pool set lab"}, "reserve", "web-2")
+	w.fails(1, []string{"pool " + w.lab + " has no free IPv4 address", "pool set " + w.lab}, "reserve", "web-2")
 }
 
 // A pool is refused as a whole or made as a whole.
@@ -85,14 +84,14 @@ func TestPool(t *testing.T) {
 		texts []string
 		args  []string
 	}{
-		{[]string{"needs --cidr"}, []string{"lab"}},
-		{[]string{`"x" is not a CIDR`}, []string{"lab", "--cidr", "x"}},
-		{[]string{"did you mean " + w.prefix + ".0/24"}, []string{"lab", "--cidr", w.ip(5) + "/24"}},
-		{[]string{"not inside the pool's CIDR"}, []string{"lab", "--cidr", w.prefix + ".0/24", "--range", "203.0.113.1-203.0.113.9"}},
-		{[]string{"gateway 203.0.113.1 is outside"}, []string{"lab", "--cidr", w.prefix + ".0/24", "--gateway", "203.0.113.1"}},
-		{[]string{"two IPv4 CIDRs"}, []string{"lab", "--cidr", w.prefix + ".0/24,203.0.113.0/24"}},
-		{[]string{"at least 1m"}, []string{"lab", "--cidr", w.prefix + ".0/24", "--hold-for", "5s"}},
-		{[]string{`unknown profile "nosuch"`, "calico"}, []string{"lab", "--cidr", w.prefix + ".0/24", "--profile", "nosuch"}},
+		{[]string{"needs --cidr"}, []string{w.lab}},
+		{[]string{`"x" is not a CIDR`}, []string{w.lab, "--cidr", "x"}},
+		{[]string{"did you mean " + w.prefix + ".0/24"}, []string{w.lab, "--cidr", w.ip(5) + "/24"}},
+		{[]string{"not inside the pool's CIDR"}, []string{w.lab, "--cidr", w.prefix + ".0/24", "--range", "203.0.113.1-203.0.113.9"}},
+		{[]string{"gateway 203.0.113.1 is outside"}, []string{w.lab, "--cidr", w.prefix + ".0/24", "--gateway", "203.0.113.1"}},
+		{[]string{"two IPv4 CIDRs"}, []string{w.lab, "--cidr", w.prefix + ".0/24,203.0.113.0/24"}},
+		{[]string{"at least 1m"}, []string{w.lab, "--cidr", w.prefix + ".0/24", "--hold-for", "5s"}},
+		{[]string{`unknown profile "nosuch"`, "calico"}, []string{w.lab, "--cidr", w.prefix + ".0/24", "--profile", "nosuch"}},
 		{[]string{`"Bad_Name"`}, []string{"Bad_Name", "--cidr", w.prefix + ".0/24"}},
 	} {
 		w.fails(2, c.texts, append([]string{"pool", "add"}, c.args...)...)
@@ -100,29 +99,30 @@ func TestPool(t *testing.T) {
 	if got := w.ledgerVersions(); got != "" {
 		t.Errorf("refused pools left %s", got)
 	}
-	if out := w.ok("pool", "add", "lab", "--cidr", w.prefix+".0/24", "--range", w.ip(10)+"-"+w.ip(200), "--gateway", w.ip(1)); out != "pool/lab added (191 addresses, profile auto)\n" {
+	if out := w.ok("pool", "add", w.lab, "--cidr", w.prefix+".0/24", "--range", w.ip(10)+"-"+w.ip(200), "--gateway", w.ip(1), "--for-namespace", w.namespace); out != "pool/"+w.lab+" added (191 addresses, profile auto)\n" {
 		t.Errorf("pool add prints %q", out)
 	}
-	if out := w.ok("pool", "add", "lab", "--cidr", w.prefix+".0/24", "--range", w.ip(10)+"-"+w.ip(200), "--gateway", w.ip(1)); !strings.Contains(out, "unchanged") {
+	if out := w.ok("pool", "add", w.lab, "--cidr", w.prefix+".0/24", "--range", w.ip(10)+"-"+w.ip(200), "--gateway", w.ip(1), "--for-namespace", w.namespace); !strings.Contains(out, "unchanged") {
 		t.Errorf("the same pool again: %q", out)
 	}
-	w.fails(1, []string{"already exists", "pool set lab"}, "pool", "add", "lab", "--cidr", "203.0.113.0/24")
+	w.fails(1, []string{"already exists", "pool set " + w.lab}, "pool", "add", w.lab, "--cidr", "203.0.113.0/24")
 	// C21: one address, one pool, within one network.
-	w.fails(1, []string{"overlaps CIDR " + w.prefix + ".0/24 of pool lab", "--network"}, "pool", "add", "lab2", "--cidr", w.prefix+".128/25")
-	w.ok("pool", "add", "lab2", "--cidr", w.prefix+".128/25", "--network", "isolated")
+	w.fails(1, []string{"overlaps CIDR " + w.prefix + ".0/24 of pool " + w.lab, "--network"}, "pool", "add", w.lab+"-2", "--cidr", w.prefix+".128/25")
+	w.ok("pool", "add", w.lab+"-2", "--cidr", w.prefix+".128/25", "--network", "isolated", "--for-namespace", w.namespace)
 	w.vm("db-1", halted)
-	w.ok("reserve", "db-1", "--pool", "lab", "--ip", w.ip(20))
-	w.fails(1, []string{"pool lab can't be changed", w.ip(20), w.namespace + "/db-1"}, "pool", "set", "lab", "--exclude", w.ip(20))
-	w.fails(1, []string{"pool lab can't be removed", w.ip(20), w.namespace + "/db-1"}, "pool", "remove", "lab")
-	if out := w.ok("pool", "show", "lab"); !strings.Contains(out, "1 rows, 190 of 191 addresses free") || strings.Contains(out, "pending") {
+	w.ok("reserve", "db-1", "--pool", w.lab, "--ip", w.ip(20))
+	w.fails(1, []string{"pool " + w.lab + " can't be changed", w.ip(20), w.namespace + "/db-1"}, "pool", "set", w.lab, "--exclude", w.ip(20))
+	w.fails(1, []string{"pool " + w.lab + " can't be removed", w.ip(20), w.namespace + "/db-1"}, "pool", "remove", w.lab)
+	if out := w.ok("pool", "show", w.lab); !strings.Contains(out, "1 rows, 190 of 191 addresses free") || strings.Contains(out, "pending") {
 		t.Errorf("pool show after refused changes: %q", out)
 	}
-	w.ok("pool", "set", "lab", "--exclude", w.ip(50))
-	w.fails(1, []string{"excluded"}, "reserve", "db-1", "--ip", w.ip(50))
-	w.ok("pool", "remove", "lab2")
-	w.fails(1, []string{`pool "lab2" not found`}, "pool", "show", "lab2")
+	w.ok("pool", "set", w.lab, "--exclude", w.ip(50))
+	w.vm("db-2", halted)
+	w.fails(1, []string{"excluded"}, "reserve", "db-2", "--ip", w.ip(50))
+	w.ok("pool", "remove", w.lab+"-2")
+	w.fails(1, []string{"not found"}, "pool", "show", w.lab+"-2")
 	out := w.ok("pool", "list")
-	if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) != 2 || !strings.HasPrefix(lines[0], "NAME") || !strings.HasPrefix(lines[1], "lab ") {
+	if !strings.HasPrefix(out, "NAME ") || !strings.Contains(out, "\n"+w.lab+" ") || strings.Contains(out, w.lab+"-2") {
 		t.Errorf("pool list: %q", out)
 	}
 }
@@ -153,13 +153,13 @@ func TestNoClusterNoRights(t *testing.T) {
 	// Somebody without any right: the server's sentence, then how to ask and what grants it.
 	stranger := w.user("stranger")
 	before := w.ledgerVersions()
-	r = w.vmipWith(t, stranger, "reserve", "db-1", "-n", w.namespace, "--ledger-namespace", w.ledger)
+	r = w.vmipWith(t, stranger, "reserve", "db-1", "-n", w.namespace)
 	if r.code != 1 || !strings.Contains(r.stderr, "forbidden") || !strings.Contains(r.stderr, "auth can-i get virtualmachines") || !strings.Contains(r.stderr, w.namespace) {
 		t.Errorf("reserve by a stranger: %s", r)
 	}
 	// Somebody who may edit VMs and not the ledger.
 	w.kubectl(t, "", "create", "rolebinding", "editor", "-n", w.namespace, "--clusterrole=kubevirt.io:edit", "--user=editor")
-	r = w.vmipWith(t, w.user("editor"), "reserve", "db-1", "-n", w.namespace, "--ledger-namespace", w.ledger)
+	r = w.vmipWith(t, w.user("editor"), "reserve", "db-1", "-n", w.namespace)
 	if r.code != 1 || !strings.Contains(r.stderr, "configmaps") {
 		t.Errorf("reserve without the ledger: %s", r)
 	}
@@ -168,9 +168,9 @@ func TestNoClusterNoRights(t *testing.T) {
 	}
 	// Somebody who may do everything but migrate: KubeVirt keeps that right in a role of its own.
 	w.kubectl(t, "", "create", "rolebinding", "admin", "-n", w.namespace, "--clusterrole=kubevirt.io:admin", "--user=tenant")
-	w.kubectl(t, "", "create", "rolebinding", "ledger", "-n", w.ledger, "--clusterrole=edit", "--user=tenant")
+	w.kubectl(t, "", "create", "rolebinding", "ledger", "-n", "vmip-system", "--clusterrole=edit", "--user=tenant")
 	tenant := w.user("tenant")
-	r = w.vmipWith(t, tenant, "reserve", "db-1", "-n", w.namespace, "--ledger-namespace", w.ledger)
+	r = w.vmipWith(t, tenant, "reserve", "db-1", "-n", w.namespace)
 	if r.code != 0 || !strings.Contains(r.stderr, "may not list pods") {
 		t.Errorf("reserve by a tenant who may not list all pods: %s", r)
 	}
@@ -195,7 +195,7 @@ func TestPatchIsMinimal(t *testing.T) {
 	}
 	want := before.DeepCopy()
 	want.Spec.Template.ObjectMeta.Annotations["ovn.kubernetes.io/ip_address"] = w.ip(20)
-	if got, want := fmt.Sprintf("%+v", after.Spec), fmt.Sprintf("%+v", want.Spec); got != want {
+	if got, want := toJSON(t, after.Spec), toJSON(t, want.Spec); got != want {
 		t.Errorf("spec is\n%s\nwant\n%s", got, want)
 	}
 	managed := false

@@ -17,15 +17,17 @@ import (
 	kubevirtv1 "kubevirt.io/api/core/v1"
 )
 
-// world is one test's own corner of a cluster: a namespace, a ledger and a network of its own,
-// so that tests can run side by side.
+// world is one test's own corner of a cluster: a namespace with a pool of its own, so that tests
+// can run side by side. They share the ledger: two in one cluster would be a fault.
 type world struct {
 	*cluster
 	t         *testing.T
 	namespace string
-	ledger    string
-	// prefix are the first three bytes of the test's own /24 inside the cluster's pod network.
-	prefix string
+	// lab is the pool of the namespace.
+	lab string
+	// prefix are the first three bytes of the test's own /24 inside the cluster's pod network,
+	// prefix6 its /120.
+	prefix, prefix6 string
 }
 
 var worlds atomic.Int32
@@ -34,7 +36,7 @@ func newWorld(t *testing.T, cni string) *world {
 	t.Helper()
 	c := clusterWith(t, cni)
 	n := worlds.Add(1)
-	w := &world{cluster: c, t: t, namespace: fmt.Sprintf("t%d", n), ledger: fmt.Sprintf("ledger%d", n), prefix: fmt.Sprintf("10.16.%d", 100+n)}
+	w := &world{cluster: c, t: t, namespace: fmt.Sprintf("t%d", n), lab: fmt.Sprintf("lab-t%d", n), prefix: fmt.Sprintf("10.16.%d", 100+n), prefix6: fmt.Sprintf("fd00:10:16::%x", 0x100*(16+n))}
 	w.kubectl(t, "", "create", "namespace", w.namespace)
 	return w
 }
@@ -42,10 +44,10 @@ func newWorld(t *testing.T, cni string) *world {
 // ip is an address of the world's network.
 func (w *world) ip(last int) string { return fmt.Sprintf("%s.%d", w.prefix, last) }
 
-// run runs `kubectl vmip …` in the world's namespace and ledger.
+// run runs `kubectl vmip …` in the world's namespace.
 func (w *world) run(args ...string) result {
 	w.t.Helper()
-	return w.vmip(w.t, append(args, "-n", w.namespace, "--ledger-namespace", w.ledger)...)
+	return w.vmip(w.t, append(args, "-n", w.namespace)...)
 }
 
 // ok runs a command that has to succeed and returns its output.
@@ -73,10 +75,14 @@ func (w *world) fails(code int, texts []string, args ...string) result {
 	return r
 }
 
-// pool adds the world's pool: addresses 10 to 200 of its network.
+// pool adds the world's pool: addresses 10 to 200 of its network unless more says otherwise.
 func (w *world) pool(more ...string) {
 	w.t.Helper()
-	w.ok(append([]string{"pool", "add", "lab", "--cidr", w.prefix + ".0/24", "--range", w.ip(10) + "-" + w.ip(200), "--gateway", w.ip(1)}, more...)...)
+	args := []string{"pool", "add", w.lab, "--cidr", w.prefix + ".0/24", "--gateway", w.ip(1), "--for-namespace", w.namespace}
+	if !slices.Contains(more, "--range") {
+		args = append(args, "--range", w.ip(10)+"-"+w.ip(200))
+	}
+	w.ok(append(args, more...)...)
 }
 
 // vm is a manifest; change alters it before it is created.
@@ -189,17 +195,19 @@ func (w *world) address(name string) string {
 	return pods[0].Status.PodIP
 }
 
-// ledgerVersions are the resourceVersions of everything in the ledger: a refused command leaves
-// them as they were.
+// ledgerVersions are the resourceVersions of the world's pool and blocks: a refused command
+// leaves them as they were.
 func (w *world) ledgerVersions() string {
 	w.t.Helper()
-	list, err := w.core.CoreV1().ConfigMaps(w.ledger).List(w.t.Context(), metav1.ListOptions{LabelSelector: "vmip.io/kind"})
+	list, err := w.core.CoreV1().ConfigMaps("vmip-system").List(w.t.Context(), metav1.ListOptions{LabelSelector: "vmip.io/kind"})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	var out []string
 	for _, cm := range list.Items {
-		out = append(out, cm.Name+"@"+cm.ResourceVersion)
+		if strings.Contains(cm.Name, w.prefix+".") || cm.Labels["vmip.io/pool"] == w.lab {
+			out = append(out, cm.Name+"@"+cm.ResourceVersion)
+		}
 	}
 	slices.Sort(out)
 	return strings.Join(out, "\n")
@@ -208,14 +216,14 @@ func (w *world) ledgerVersions() string {
 // rows are the ledger's rows by address, as they stand in the ConfigMaps.
 func (w *world) rows() map[string]string {
 	w.t.Helper()
-	list, err := w.core.CoreV1().ConfigMaps(w.ledger).List(w.t.Context(), metav1.ListOptions{LabelSelector: "vmip.io/kind=block"})
+	list, err := w.core.CoreV1().ConfigMaps("vmip-system").List(w.t.Context(), metav1.ListOptions{LabelSelector: "vmip.io/kind=block"})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	rows := map[string]string{}
 	for _, cm := range list.Items {
 		for k, v := range cm.Data {
-			if _, err := netip.ParseAddr(k); err == nil {
+			if _, err := netip.ParseAddr(k); err == nil && strings.HasPrefix(k, w.prefix+".") {
 				rows[k] = v
 			}
 		}

@@ -30,7 +30,11 @@ type options struct {
 
 // New returns `kubectl vmip audit`.
 func New(env *cli.Env) *cobra.Command {
-	o := &options{env: env, failOn: failOn(v1alpha1.SeverityWarning), now: time.Now, settle: time.Second}
+	return (&options{env: env, now: time.Now, settle: time.Second}).command()
+}
+
+func (o *options) command() *cobra.Command {
+	o.failOn = failOn(v1alpha1.SeverityWarning)
 	cmd := &cobra.Command{
 		Use:   "audit [-A] [-f DUMP]",
 		Short: "Find drift, duplicate addresses and leaks",

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,7 +53,9 @@ func newSetup(objects ...runtime.Object) *setup {
 			core = append(core, o)
 		}
 	}
+	core = append(core, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-ovn-controller"}})
 	s.core, s.kubevirt = corefake.NewClientset(core...), kubevirtfake.NewSimpleClientset(kv...)
+	s.core.Resources = []*metav1.APIResourceList{{GroupVersion: "kubeovn.io/v1"}}
 	s.env = cli.NewEnv(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &s.out, ErrOut: &s.err})
 	s.env.Connect = func() (*cli.Clients, error) {
 		return &cli.Clients{
@@ -68,7 +71,7 @@ func (s *setup) run(t *testing.T, args ...string) int {
 	t.Helper()
 	s.out.Reset()
 	s.err.Reset()
-	cmd := New(s.env)
+	cmd := (&options{env: s.env, now: clock{}.Now}).command()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetOut(&s.out)
 	cmd.SetErr(&s.err)

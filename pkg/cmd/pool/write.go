@@ -72,7 +72,7 @@ func add(ctx context.Context, env *cli.Env, p ledger.Pool, dry cli.DryRun, out p
 	if err != nil {
 		return err
 	}
-	outcome := v1alpha1.Done
+	outcome, wanted := v1alpha1.Done, p
 	if dry.Client() {
 		p, err = planAdd(ctx, c, p)
 	} else {
@@ -82,7 +82,7 @@ func add(ctx context.Context, env *cli.Env, p ledger.Pool, dry cli.DryRun, out p
 		}
 		p, err = c.Ledger.AddPool(ctx, p, uid)
 	}
-	if exists := (*ledger.PoolExistsError)(nil); errors.As(err, &exists) && same(exists.Pool, p) {
+	if exists := (*ledger.PoolExistsError)(nil); errors.As(err, &exists) && same(exists.Pool, wanted) {
 		p, outcome, err = exists.Pool, v1alpha1.Unchanged, nil
 	}
 	if err != nil {

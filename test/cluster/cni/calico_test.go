@@ -184,7 +184,7 @@ func TestCalico331(t *testing.T) {
 
 	w.restart()
 	w.addFails(w.plain("after-restart", "n1", calicoPin(`["192.0.2.33"]`)), calicoFailed+"error getting IP from IPAM: resource already exists: 192.0.2.33")
-	w.parallel()
+	w.parallel(w.d, w.twin())
 }
 
 // blockFor is the block that the node allocates from.
@@ -335,7 +335,7 @@ func TestCalico332(t *testing.T) {
 		w.never("a collector that never saw the owner frees it", func() bool { return d.record(ctx, "198.51.100.61") == nil })
 	})
 
-	w.parallel()
+	w.parallel(w.d, w.twin())
 }
 
 func TestCalicoDualStack(t *testing.T) {

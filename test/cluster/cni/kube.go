@@ -252,6 +252,11 @@ func background(ctx context.Context, period time.Duration, f func(context.Contex
 	wait.UntilWithContext(ctx, func(ctx context.Context) { _ = f(ctx) }, period)
 }
 
+// persist tries f until it succeeds; false means that ctx ended first.
+func persist(ctx context.Context, f func() error) bool {
+	return wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) { return f() == nil, nil }) == nil
+}
+
 var (
 	getOptions  = metav1.GetOptions{}
 	listOptions = metav1.ListOptions{}

@@ -14,8 +14,8 @@ import (
 // Run is what kube-ovn-controller does apart from allocating.
 func (d *kubeOVN) Run(ctx context.Context) error {
 	// A pass over all records at the start: owners may have gone while nobody looked.
-	if err := d.locked(func() error { return d.collectAtStart(ctx) }); err != nil {
-		return err
+	if !persist(ctx, func() error { return d.locked(func() error { return d.collectAtStart(ctx) }) }) {
+		return nil
 	}
 	w := newWatcher(d.kube)
 	for _, err := range []error{

@@ -265,7 +265,7 @@ func TestKubeOVN(t *testing.T) {
 		w.ipGone("db-9.tenant-a")
 	})
 
-	w.parallel()
+	w.parallel(w.d) // one controller allocates
 }
 
 func TestKubeOVNFull(t *testing.T) {

@@ -15,7 +15,7 @@ func TestNone(t *testing.T) {
 	g = w.start(g.vm, "n1", pin)
 	w.equal("after a restart", g.ips(), "198.51.100.4")
 	w.restart()
-	w.parallel()
+	w.parallel(w.d, w.twin())
 	if s := w.mustAdd(w.plain("late", "n1", nil)); s.ips() != "198.51.100.25" {
 		t.Errorf("records were lost: %s", s.ips())
 	}

@@ -14,11 +14,14 @@ import (
 
 // Run is spiderpool-controller: the webhook on pools, their status, and the scan that frees what is left over.
 func (d *spiderpool) Run(ctx context.Context) error {
-	stop, err := d.serveWebhook(ctx)
+	url, ca, stop, err := d.serveWebhook(ctx)
 	if err != nil {
 		return err
 	}
 	defer stop()
+	if !persist(ctx, func() error { return d.registerWebhook(ctx, url, ca) }) {
+		return nil
+	}
 	w := newWatcher(d.kube)
 	if err := on(ctx, w, d.pools, d.poolChanged, nil); err != nil {
 		return err

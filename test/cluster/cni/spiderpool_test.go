@@ -258,7 +258,7 @@ func TestSpiderpool(t *testing.T) {
 		eventually(t, "the scan frees it", func() bool { return w.inPool("db-2-v4", "198.51.100.22").Pod == "" && w.endpoint("db-2") == nil })
 	})
 
-	w.parallel()
+	w.parallel(w.d, w.twin())
 }
 
 func TestSpiderpoolDualStack(t *testing.T) {

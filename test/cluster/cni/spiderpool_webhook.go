@@ -34,15 +34,15 @@ const (
 	spiderValidatePath = "/validate-spiderpool-spidernet-io-v2beta1-spiderippool"
 )
 
-// serveWebhook serves on loopback and points the API server there.
-func (d *spiderpool) serveWebhook(ctx context.Context) (stop func(), err error) {
+// serveWebhook serves on loopback, where the API server is too.
+func (d *spiderpool) serveWebhook(ctx context.Context) (url string, ca []byte, stop func(), err error) {
 	cert, ca, err := loopbackCertificate()
 	if err != nil {
-		return nil, err
+		return "", nil, nil, err
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, err
+		return "", nil, nil, err
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+spiderMutatePath, review(d.mutatePool))
@@ -54,14 +54,10 @@ func (d *spiderpool) serveWebhook(ctx context.Context) (stop func(), err error) 
 	}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}}
 	go func() { _ = server.ServeTLS(l, "", "") }()
-	stop = func() { _ = server.Close() }
-	if err := d.registerWebhook(ctx, "https://"+l.Addr().String(), ca); err != nil {
-		stop()
-		return nil, err
-	}
-	return stop, nil
+	return "https://" + l.Addr().String(), ca, func() { _ = server.Close() }, nil
 }
 
+// registerWebhook points the API server to url.
 func (d *spiderpool) registerWebhook(ctx context.Context, url string, ca []byte) error {
 	const name, webhook = "spiderpool-controller", "spiderippool." + spiderGroup
 	rule := func(ops ...registrationv1.OperationType) []registrationv1.RuleWithOperations {

@@ -419,8 +419,16 @@ func (w *world) plain(name, node string, annotations map[string]string) *corev1.
 	return w.pod(name, node, annotations, nil, false)
 }
 
-// parallel adds twenty pods at once and wants twenty different addresses.
-func (w *world) parallel() {
+// twin is a second driver on the same cluster, with locks of its own: what is left in common is the API.
+func (w *world) twin() Driver {
+	w.Helper()
+	d, err := New(w.d.Name(), w.opts)
+	must(w.T, err)
+	return d
+}
+
+// parallel adds twenty pods at once, through one driver after the other, and wants twenty different addresses.
+func (w *world) parallel(drivers ...Driver) {
 	w.Helper()
 	var (
 		wg  sync.WaitGroup
@@ -430,7 +438,7 @@ func (w *world) parallel() {
 	for i := range 20 {
 		p := w.plain(fmt.Sprintf("crowd-%d", i), fmt.Sprintf("n%d", i%2+1), nil)
 		wg.Go(func() {
-			res, err := w.d.Add(w.Context(), Request{Pod: p, Node: p.Spec.NodeName, ContainerID: "crowd" + p.Name})
+			res, err := drivers[i/2%len(drivers)].Add(w.Context(), Request{Pod: p, Node: p.Spec.NodeName, ContainerID: "crowd" + p.Name})
 			if err != nil {
 				w.Errorf("Add: %v", err)
 				return

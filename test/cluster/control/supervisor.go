@@ -196,7 +196,7 @@ func (s *supervisor) startReady(ctx context.Context, name string) error {
 	pid, _ := p.running()
 	s.component(name, func(c *Component) { c.Process, c.Died = identify(pid), "" })
 	s.log.Info("started", "component", name, "pid", pid)
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	if err := p.waitReady(ctx); err != nil {
 		return err

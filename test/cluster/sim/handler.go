@@ -164,6 +164,10 @@ func (h *handler) guestEnd(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.P
 		needs = math.MaxInt64
 	}
 	took := h.watch.since(vmi.UID, "stop", asked)
+	// The fastest guest is slower than virt-controller is with the pod, unless that is down.
+	if wait := time.Second - took; pod.DeletionTimestamp == nil && wait > 0 {
+		return "", wait
+	}
 	switch {
 	case grace == 0: // killed at once, which counts as an orderly end without ACPI
 		return kubevirtv1.Succeeded, 0

@@ -249,7 +249,7 @@ func (k *kubelet) terminate(ctx context.Context, pod *corev1.Pod, state *podStat
 			return wait, err
 		}
 	}
-	if k.podFaults(pod).on(FaultStuckTermination) {
+	if k.stuck(pod) {
 		return 0, nil
 	}
 	err := k.core.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
@@ -292,13 +292,23 @@ func hosts(vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) bool {
 	return vmi.Status.Phase == kubevirtv1.Running && vmi.Status.NodeName == pod.Spec.NodeName
 }
 
+// stuck tells whether what is left of a pod can't be taken down: one that is being deleted, or will
+// be because its VMI is.
+func (k *kubelet) stuck(pod *corev1.Pod) bool {
+	if !k.podFaults(pod).on(FaultStuckTermination) {
+		return false
+	}
+	vmi := k.instance(pod)
+	return pod.DeletionTimestamp != nil || vmi != nil && (vmi.IsFinal() || vmi.DeletionTimestamp != nil)
+}
+
 // finish takes down what is left of a pod whose containers have ended: statuses, sandbox, phase.
 func (k *kubelet) finish(ctx context.Context, pod *corev1.Pod, state *podState) (time.Duration, error) {
 	if !state.torn {
 		if _, err := patchPodStatus(ctx, k.core, pod, exitedStatus(*state.exit)); err != nil {
 			return 0, err
 		}
-		if pod.DeletionTimestamp != nil && k.podFaults(pod).on(FaultStuckTermination) {
+		if k.stuck(pod) {
 			return 0, nil
 		}
 		if wait := time.Until(state.next); wait > 0 {

@@ -81,7 +81,7 @@ func TestMigrate(t *testing.T) {
 	})
 	from, mac := vmi.Status.NodeName, vmi.Status.Interfaces[0].MAC
 
-	v.annotate("sim.vmip.io/slow-migration", "700ms")
+	v.annotate("sim.vmip.io/slow-migration", "1500ms")
 	m := v.migrate()
 	m.reaches(kubevirtv1.MigrationRunning)
 	target := m.target()
@@ -91,8 +91,12 @@ func TestMigrate(t *testing.T) {
 	if c := podCondition(target, corev1.PodReady); c.Status != corev1.ConditionFalse || c.Reason != "ReadinessGatesNotReady" {
 		t.Errorf("target before the hand-over: %+v", c)
 	}
-	if got := ops(env.cni.of(source.Name)); got != "ADD" {
-		t.Errorf("CNI calls of the source before the hand-over: %s", got)
+	v.await("domain on the target", func(i *kubevirtv1.VirtualMachineInstance) bool {
+		return i.Status.MigrationState.TargetNodeDomainDetected
+	})
+	time.Sleep(500 * time.Millisecond)
+	if got := ops(env.cni.of(source.Name)); got != "ADD" || v.pods()[0].Status.Phase != corev1.PodRunning {
+		t.Errorf("source before the hand-over: %s, CNI calls %s", v.pods()[0].Status.Phase, got)
 	}
 	vmim := m.reaches(kubevirtv1.MigrationSucceeded)
 	if got, want := phases(vmim), "Pending Scheduling Scheduled PreparingTarget TargetReady Running Succeeded"; got != want {
@@ -280,6 +284,15 @@ func TestSilentNode(t *testing.T) {
 	v := newVM(t, newNamespace(t), "db")
 	node := v.running().Status.NodeName
 	pod := v.pods()[0]
+	if _, err := env.core.CoreV1().Pods(v.ns).Create(t.Context(), plainPod(v.ns, "silenced", func(p *corev1.Pod) { p.Spec.NodeName = node }), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "plain pod", func() error {
+		if got := ops(env.cni.of("silenced")); got != "ADD" {
+			return errors.New(got)
+		}
+		return nil
+	})
 	patchNode(t, node, `{"metadata":{"annotations":{"sim.vmip.io/silent":"true"}}}`)
 	t.Cleanup(func() { patchNode(t, node, `{"metadata":{"annotations":{"sim.vmip.io/silent":null}}}`) })
 	eventually(t, 10*time.Second, "unreachable", func() error {
@@ -298,9 +311,12 @@ func TestSilentNode(t *testing.T) {
 	if err := env.kv.KubevirtV1().VirtualMachines(v.ns).Stop(t.Context(), v.name, &kubevirtv1.StopOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	if err := env.core.CoreV1().Pods(v.ns).Delete(t.Context(), "silenced", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	v.await("terminating", func(i *kubevirtv1.VirtualMachineInstance) bool { return i.DeletionTimestamp != nil })
 	time.Sleep(2 * time.Second)
-	if vmi := v.vmi(); vmi == nil || vmi.Status.Phase != kubevirtv1.Running || ops(env.cni.of(pod.Name)) != "ADD" {
+	if vmi := v.vmi(); vmi == nil || vmi.Status.Phase != kubevirtv1.Running || ops(env.cni.of(pod.Name)) != "ADD" || ops(env.cni.of("silenced")) != "ADD" {
 		t.Fatalf("the silent node did something: %+v, %s", vmi, ops(env.cni.of(pod.Name)))
 	}
 	patchNode(t, node, `{"metadata":{"annotations":{"sim.vmip.io/silent":null}}}`)

@@ -162,7 +162,7 @@ func up(ctx context.Context, flags *flag.FlagSet, o *control.Options, parse func
 	flags.StringVar(&o.KubeVirt, "kubevirt", os.Getenv("CLUSTER_KUBEVIRT"),
 		`spec.configuration of the KubeVirt object as JSON, for example '{"migrations":{"parallelOutboundMigrationsPerNode":10}}' (CLUSTER_KUBEVIRT)`)
 	flags.StringVar(&o.Bin, "bin", filepath.Dir(self), "folder of the binaries")
-	timeout := flags.Duration("timeout", 2*time.Minute, "how long to wait until it is ready")
+	timeout := flags.Duration("timeout", 3*time.Minute, "how long to wait until it is ready")
 	if _, err := parse(0); err != nil {
 		return err
 	}
