@@ -181,7 +181,7 @@ func optIn(e *estate) ([]Finding, []Skip) {
 	const key = kubevirtv1.AllowPodBridgeNetworkLiveMigrationAnnotation
 	var found []Finding
 	for _, g := range e.machines {
-		bridge := slices.ContainsFunc(g.nics, func(n *nic) bool { return bridged(n) })
+		bridge := slices.ContainsFunc(g.nics, bridged)
 		if g.VM == nil || g.VM.Spec.Template == nil || !bridge {
 			continue
 		}

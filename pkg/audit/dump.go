@@ -3,6 +3,7 @@ package audit
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
 )
 
 // Dump says where a dump is and what it stands for.
@@ -43,8 +45,8 @@ type Dump struct {
 
 // Load reads the dump. Objects of kinds that the rules don't look at are passed over; a file that
 // can't be parsed is an error that names it.
-func (d Dump) Load() (*Snapshot, error) {
-	r := &dumpReader{seen: map[string]int64{}}
+func (d Dump) Load(ctx context.Context) (*Snapshot, error) {
+	r := &dumpReader{seen: map[string]int64{}, archive: newArchive()}
 	for _, path := range d.Paths {
 		if err := r.path(path, d.Stdin); err != nil {
 			return nil, err
@@ -69,10 +71,34 @@ func (d Dump) Load() (*Snapshot, error) {
 	}
 	s.Ledger = ledger.ParseSnapshot(rows)
 	s.Restoring = restoring(r.restores)
-	s.Networks = Unestablished()
-	s.Complete = r.complete(d)
+	s.Complete, s.Unordered = r.complete(d), true
 	s.Gaps = r.gaps(d, len(rows))
-	return s, nil
+	return s, r.plugins(ctx)
+}
+
+// plugins finds out from the dump what serves its networks. Only a dump with
+// CustomResourceDefinitions proves that a plugin is not there.
+func (r *dumpReader) plugins(ctx context.Context) error {
+	s := &r.Snapshot
+	found, err := r.archive.detect(ctx)
+	if err != nil {
+		return err
+	}
+	n, why, err := NetworksOf(ctx, found, s)
+	if err != nil {
+		return err
+	}
+	if !r.archive.crds {
+		n.Reads = nil
+		if n.Primary != nil && n.Primary.Name() == profile.None {
+			n.Primary, why = nil, "the dump shows none, and has no customresourcedefinitions to tell that there is none"
+		}
+	}
+	s.Networks = n
+	if n.Primary == nil {
+		s.Gaps[Plugins] = Gap{Partial: true, Reason: "the network plugin of the pod network is not established: " + why}
+	}
+	return nil
 }
 
 // complete says of which namespaces the dump has all virtual machines. One without any may simply
@@ -91,7 +117,7 @@ func (r *dumpReader) complete(d Dump) func(string) bool {
 // gaps are the kinds that the dump has nothing of though it should. A dump does not tell "none"
 // from "not asked for": running instances without any pod mean that pods were not dumped.
 func (r *dumpReader) gaps(d Dump, rows int) map[Resource]Gap {
-	gaps := map[Resource]Gap{Plugins: {Partial: true, Reason: "which network plugins the cluster has can't be told from a dump"}}
+	gaps := map[Resource]Gap{}
 	missing := func(res Resource, dumped int, because string) {
 		if dumped == 0 && because != "" {
 			gaps[res] = Gap{Reason: fmt.Sprintf("the dump has no %s, though it has %s", res, because)}
@@ -139,6 +165,8 @@ type dumpReader struct {
 	seen       map[string]int64
 	objects    int
 	newest     time.Time
+	// archive has everything else, for the detection of network plugins.
+	archive *archive
 }
 
 func (r *dumpReader) path(path string, stdin io.Reader) error {
@@ -286,6 +314,7 @@ func (r *dumpReader) item(raw json.RawMessage, list metav1.TypeMeta) error {
 	}
 	if h.Kind == "" {
 		h.Kind, h.APIVersion = strings.TrimSuffix(list.Kind, "List"), list.APIVersion
+		raw = append(fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,`, h.APIVersion, h.Kind), bytes.TrimPrefix(bytes.TrimSpace(raw), []byte("{"))...)
 	}
 	return r.object(raw, h)
 }
@@ -317,12 +346,14 @@ func (r *dumpReader) object(raw json.RawMessage, h head) error {
 	case "/Node":
 		return into(raw, h, again, &r.Nodes, nil)
 	case "/ConfigMap":
-		if h.Metadata.Labels[ledger.LabelKind] == "" {
-			return nil
+		if h.Metadata.Labels[ledger.LabelKind] != "" {
+			return into(raw, h, again, &r.configMaps, nil)
 		}
-		return into(raw, h, again, &r.configMaps, nil)
 	}
-	return nil
+	if again {
+		return nil // two versions of it say the same about the network plugin
+	}
+	return r.archive.add(group, raw, h)
 }
 
 // newer says whether this version of an object is to be read, and whether an older one was.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/audit"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
 )
 
 // objects are the world as kubectl prints it.
@@ -74,7 +75,7 @@ func dump(paths ...string) audit.Dump {
 
 func judge(t *testing.T, d audit.Dump) []string {
 	t.Helper()
-	s, err := d.Load()
+	s, err := d.Load(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +151,7 @@ func TestTypedListsLeaveTheKindOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := dump(write(t, filepath.Join(t.TempDir(), "x.json"), raw)).Load()
+	s, err := dump(write(t, filepath.Join(t.TempDir(), "x.json"), raw)).Load(t.Context())
 	if err != nil || len(s.VMs) != 1 {
 		t.Errorf("%d machines, error %v", len(s.VMs), err)
 	}
@@ -166,7 +167,7 @@ func TestTheNewestVersionOfAnObjectCounts(t *testing.T) {
 		return w.objects(t)[0].(map[string]any)
 	}
 	for _, order := range [][]any{{version("9", "old"), version("10", "new")}, {version("10", "new"), version("9", "old")}} {
-		s, err := dump(write(t, filepath.Join(t.TempDir(), "x.json"), jsonList(t, order))).Load()
+		s, err := dump(write(t, filepath.Join(t.TempDir(), "x.json"), jsonList(t, order))).Load(t.Context())
 		if err != nil || len(s.VMs) != 1 || s.VMs[0].Annotations["x"] != "new" {
 			t.Errorf("%d machines, %v, error %v", len(s.VMs), s.VMs[0].Annotations, err)
 		}
@@ -196,7 +197,7 @@ func TestDumpErrors(t *testing.T) {
 		"a binary as YAML": {write(t, filepath.Join(dir, "x.yaml"), []byte{0, 1, 2, 255}), "x.yaml, document 1: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := dump(c.path).Load(); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := dump(c.path).Load(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
 		})
@@ -209,7 +210,7 @@ func TestDumpGaps(t *testing.T) {
 		d := dump(write(t, filepath.Join(t.TempDir(), "x.json"), jsonList(t, w.objects(t))))
 		d.Whole = false
 		edit(&d)
-		s, err := d.Load()
+		s, err := d.Load(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,13 +243,67 @@ func TestDumpGaps(t *testing.T) {
 	}
 }
 
+// Which plugin the cluster has is told by what the dump has of it.
+func TestDumpPlugins(t *testing.T) {
+	object := func(apiVersion, kind, namespace, name string, more map[string]any) map[string]any {
+		o := map[string]any{"apiVersion": apiVersion, "kind": kind, "metadata": map[string]any{"namespace": namespace, "name": name}}
+		for k, v := range more {
+			o[k] = v
+		}
+		return o
+	}
+	crd := func(group string) map[string]any {
+		return object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "ips."+group, map[string]any{"spec": map[string]any{"group": group}})
+	}
+	workload := func(kind, name string) map[string]any {
+		return object("apps/v1", kind, "kube-system", name, map[string]any{"spec": map[string]any{"template": map[string]any{"spec": map[string]any{
+			"containers": []any{map[string]any{"name": name, "image": "example.com/" + name + ":v1.14.6"}}}}}})
+	}
+	const calico = "cni.projectcalico.org/ipAddrs"
+	for name, c := range map[string]struct {
+		objects []any
+		plugin  string
+		want    []string
+		skipped bool
+	}{
+		"nothing":                         {nil, "", nil, true},
+		"Kube-OVN":                        {[]any{workload("Deployment", "kube-ovn-controller")}, profile.KubeOVN, nil, true},
+		"Kube-OVN and all definitions":    {[]any{workload("Deployment", "kube-ovn-controller"), workload("DaemonSet", "x"), crd("kubeovn.io")}, profile.KubeOVN, []string{"IneffectiveAnnotation tenant-a/db-1"}, false},
+		"Calico":                          {[]any{workload("DaemonSet", "calico-node"), crd("crd.projectcalico.org")}, profile.Calico, nil, false},
+		"an attachment":                   {[]any{workload("Deployment", "kube-ovn-controller"), object("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition", "tenant-a", "lan", map[string]any{"spec": map[string]any{"config": `{"type":"kube-ovn","provider":"lan.tenant-a.ovn"}`}})}, profile.KubeOVN, nil, true},
+		"definitions and no known plugin": {[]any{crd("example.com"), workload("DaemonSet", "x")}, profile.None, []string{"IneffectiveAnnotation tenant-a/db-1"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			vm := w.vm("tenant-a/db-1")
+			secondary(vm, "lan", "tenant-a/lan")
+			vm.Spec.Template.ObjectMeta.Annotations[calico] = `["203.0.113.5"]`
+			s, err := dump(write(t, filepath.Join(t.TempDir(), "x.json"), jsonList(t, append(w.objects(t), c.objects...)))).Load(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			plugin := ""
+			if s.Networks.Primary != nil {
+				plugin = s.Networks.Primary.Name()
+			}
+			r := audit.Run(s, audit.Options{})
+			if plugin != c.plugin || !slices.Equal(codes(r), c.want) || skips(r, audit.IneffectiveAnnotation, "") != c.skipped {
+				t.Errorf("plugin %q, findings %q, skipped %v", plugin, codes(r), r.Skipped)
+			}
+			if lan := s.Networks.Attachments["tenant-a/lan"]; (lan != nil) != (name == "an attachment") {
+				t.Errorf("plugin of the attachment: %v", lan)
+			}
+		})
+	}
+}
+
 func TestADumpIsAsOldAsItsFile(t *testing.T) {
 	path := write(t, filepath.Join(t.TempDir(), "x.json"), jsonList(t, newWorld().objects(t)))
 	made := time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
 	if err := os.Chtimes(path, made, made); err != nil {
 		t.Fatal(err)
 	}
-	s, err := dump(path).Load()
+	s, err := dump(path).Load(t.Context())
 	if err != nil || !s.Now.Equal(made) {
 		t.Errorf("now %s, error %v", s.Now, err)
 	}

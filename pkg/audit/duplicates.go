@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
 )
@@ -63,7 +65,7 @@ func usedTwice(e *estate) ([]Finding, []Skip) {
 		case len(others) < len(all):
 			found = append(found, e.duplicate(at, all, row))
 		default:
-			found = append(found, e.intruder(at, others, row))
+			found = append(found, e.intruder(others, row))
 		}
 	}
 	return found, nil
@@ -94,7 +96,7 @@ func (e *estate) duplicate(at site, all []holder, row *ledger.Entry) Finding {
 	if row != nil {
 		f.Evidence += ", reserved for virtualmachine " + row.Row.VM
 	}
-	if remedy := removal(all); remedy != "" && (row == nil || way.key == row.Row.VM) {
+	if remedy := e.removal(all); remedy != "" && (row == nil || way.key == row.Row.VM) {
 		f.Remedy = remedy // no other machine can give way
 	}
 	e.involve(&f, all, row)
@@ -102,12 +104,12 @@ func (e *estate) duplicate(at site, all []holder, row *ledger.Entry) Finding {
 }
 
 // intruder reports a reserved address that its owner does not have and others do.
-func (e *estate) intruder(at site, others []holder, row *ledger.Entry) Finding {
+func (e *estate) intruder(others []holder, row *ledger.Entry) Finding {
 	f := e.aboutRow(AddressInUseByOther, row)
 	f.Evidence = "reserved for virtualmachine " + row.Row.VM + e.whereabouts(row) + ", in use by " + texts(others)
 	switch other := others[0]; {
 	case other.guest == nil:
-		f.Remedy = removal(others)
+		f.Remedy = e.removal(others)
 	case other.guest.VM == nil:
 		f.Remedy = e.command("kubectl get virtualmachineinstance {vm} -n {namespace} -o yaml", other.guest.ref)
 	default:
@@ -131,12 +133,17 @@ func (e *estate) whereabouts(row *ledger.Entry) string {
 }
 
 // removal is the command that takes an address off a pod that is no machine's: whatever made the
-// pod makes another one, with another address.
-func removal(all []holder) string {
+// pod makes another one, with another address. A launcher pod whose machine could not be read is
+// its machine's, which has the name of its instance.
+func (e *estate) removal(all []holder) string {
 	for _, h := range all {
-		if h.guest == nil && h.pod != nil {
-			return fmt.Sprintf("kubectl delete pod %s -n %s", h.pod.Name, h.pod.Namespace)
+		if h.guest != nil || h.pod == nil {
+			continue
 		}
+		if o := metav1.GetControllerOf(h.pod); o != nil && o.Kind == "VirtualMachineInstance" {
+			return e.command(CheckOf(DuplicateAddress).Remedy, machine.Ref{Namespace: h.pod.Namespace, Name: o.Name})
+		}
+		return fmt.Sprintf("kubectl delete pod %s -n %s", h.pod.Name, h.pod.Namespace)
 	}
 	return ""
 }

@@ -131,6 +131,15 @@ func TestDuplicateAddress(t *testing.T) {
 			w.row("198.51.100.20", "tenant-b/db-2", other.UID, network("vpc-2"))
 			w.start(other, "n2", "198.51.100.20")
 		}, nil},
+		{"a reservation decides before the namespaces of pools", func(w *world) {
+			w.Ledger.Pools[0].Namespaces = []string{"tenant-a"}
+			w.pool("p2", func(p *ledger.Pool) { p.Network, p.Namespaces = "vpc-2", []string{"tenant-b"} })
+			w.start(w.reserved("tenant-a/db-1", "198.51.100.20"), "n1", "198.51.100.20")
+			other := w.vm("tenant-a/db-2")
+			names(other, "198.51.100.20")
+			w.row("198.51.100.20", "tenant-a/db-2", other.UID, network("vpc-2"))
+			w.start(other, "n2", "198.51.100.20")
+		}, nil},
 		{"the same numbers in two networks, told apart by namespaces", func(w *world) {
 			w.Ledger.Pools[0].Namespaces = []string{"tenant-a"}
 			w.pool("p2", func(p *ledger.Pool) { p.Network, p.Namespaces = "vpc-2", []string{"tenant-b"} })
@@ -261,6 +270,14 @@ func TestC50AddressInUseByOther(t *testing.T) {
 			hp := w.pod("tenant-b/hp-volume", "n1", "198.51.100.20")
 			hp.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))}
 		}, []string{"AddressInUseByOther tenant-a/db-1 198.51.100.20"}},
+		{"a hot-plug pod of a machine whose own primary network is an attachment has it", func(w *world) {
+			w.reserved("tenant-a/db-1", "198.51.100.20")
+			vm := w.vm("tenant-b/web")
+			vm.Spec.Template.Spec.Networks[0].NetworkSource = kubevirtv1.NetworkSource{Multus: &kubevirtv1.MultusNetwork{NetworkName: "tenant-b/lan", Default: true}}
+			_, p := w.start(vm, "n1", "203.0.113.5")
+			hp := w.pod("tenant-b/hp-volume", "n1", "198.51.100.20")
+			hp.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))}
+		}, []string{"AddressInUseByOther tenant-a/db-1 198.51.100.20"}},
 		{"the pod of a machine that is on secondary networks alone has it", func(w *world) {
 			w.reserved("tenant-a/db-1", "198.51.100.20")
 			vm := w.vm("tenant-b/web")
@@ -318,6 +335,14 @@ func TestAddressInUseByOtherRemedy(t *testing.T) {
 	w.reserved("tenant-a/db-1", "198.51.100.20")
 	w.start(w.vm("tenant-b/web"), "n1", "198.51.100.20")
 	if f, want := w.the(t, audit.AddressInUseByOther), "kubectl vmip reserve web -n tenant-b --ledger-namespace ipam"; f.Remedy != want {
+		t.Errorf("remedy %q, want %q", f.Remedy, want)
+	}
+
+	w = newWorld()
+	w.reserved("tenant-a/db-1", "198.51.100.20")
+	w.start(w.vm("tenant-b/web"), "n1", "198.51.100.20")
+	w.VMs, w.VMIs = w.VMs[:1], nil // machines of other namespaces can't be listed
+	if f, want := w.the(t, audit.AddressInUseByOther), "kubectl vmip reserve web -n tenant-b"; f.Remedy != want {
 		t.Errorf("remedy %q, want %q", f.Remedy, want)
 	}
 }

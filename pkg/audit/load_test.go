@@ -2,11 +2,13 @@ package audit_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,9 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	snapshotv1 "kubevirt.io/api/snapshot/v1beta1"
 	kubevirtfake "kubevirt.io/client-go/kubevirt/fake"
-
-	"time"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/audit"
@@ -294,6 +295,57 @@ func TestGapsAreReported(t *testing.T) {
 				t.Errorf("%s was found without %s", code, resource)
 			}
 		})
+	}
+}
+
+// A KubeVirt without snapshots restores nothing.
+func TestClusterWithoutRestores(t *testing.T) {
+	c := broken().cluster(t)
+	c.kubevirt.PrependReactor("list", "virtualmachinerestores", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewNotFound(schema.GroupResource{Resource: "virtualmachinerestores"}, "")
+	})
+	r, _, err := c.Check(t.Context(), audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(codes(r), "OrphanReservation tenant-c/gone") {
+		t.Errorf("findings %q, skipped %v", codes(r), r.Skipped)
+	}
+}
+
+func TestMachinesBeingRestored(t *testing.T) {
+	restore := func(complete bool) *snapshotv1.VirtualMachineRestore {
+		return &snapshotv1.VirtualMachineRestore{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "tenant-c", Name: "r"},
+			Spec:       snapshotv1.VirtualMachineRestoreSpec{Target: corev1.TypedLocalObjectReference{Kind: "VirtualMachine", Name: "gone"}},
+			Status:     &snapshotv1.VirtualMachineRestoreStatus{Complete: &complete},
+		}
+	}
+	for _, complete := range []bool{true, false} {
+		c := broken().cluster(t)
+		if err := c.kubevirt.Tracker().Add(restore(complete)); err != nil {
+			t.Fatal(err)
+		}
+		r, _, err := c.Check(t.Context(), audit.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Contains(codes(r), "OrphanReservation tenant-c/gone"); got != complete {
+			t.Errorf("restore complete %t: findings %q", complete, codes(r))
+		}
+	}
+}
+
+func TestInterruptedAudit(t *testing.T) {
+	cause := errors.New("interrupted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	c := broken().cluster(t)
+	c.core.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		cancel(cause)
+		return true, nil, ctx.Err()
+	})
+	if _, _, err := c.Check(ctx, audit.Options{}); !errors.Is(err, cause) {
+		t.Errorf("error %v", err)
 	}
 }
 

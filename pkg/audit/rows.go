@@ -21,8 +21,11 @@ func orphans(e *estate) ([]Finding, []Skip) {
 	for n := range e.Ledger.Entries {
 		row := &e.Ledger.Entries[n]
 		o := row.Row.Owner()
-		if row.Err != nil || row.Row.UID == "" || row.Row.State == ledger.Held || row.Row.State == ledger.Foreign || !e.old(row.Row.Since) {
+		if row.Err != nil || row.Row.UID == "" || row.Row.State == ledger.Held || row.Row.State == ledger.Foreign {
 			continue
+		}
+		if e.Unordered && !e.old(row.Row.Since) {
+			continue // its machine may be younger than the list of machines
 		}
 		if e.index.VM(row.Row.UID) != nil || e.mayReturn(row) || (e.opts.Namespace != "" && e.opts.Namespace != o.Namespace) {
 			continue

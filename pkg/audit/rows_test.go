@@ -20,6 +20,9 @@ func TestC44OrphanReservation(t *testing.T) {
 	gone := func(w *world) { w.row("198.51.100.20", "tenant-a/db-1", "u-1") }
 	run(t, []scenario{
 		{"gone", gone, []string{"OrphanReservation tenant-a/db-1 198.51.100.20"}},
+		{"gone right after it was reserved", func(w *world) {
+			w.row("198.51.100.20", "tenant-a/db-1", "u-1", since(ago(time.Second)))
+		}, []string{"OrphanReservation tenant-a/db-1 198.51.100.20"}},
 		{"gone while it moved", func(w *world) {
 			w.row("198.51.100.20", "tenant-a/db-1", "u-1", state(ledger.Leaving))
 			w.row("198.51.100.21", "tenant-a/db-1", "u-1")
@@ -31,7 +34,10 @@ func TestC44OrphanReservation(t *testing.T) {
 
 		{"stopped", func(w *world) { w.reserved("tenant-a/db-1", "198.51.100.20") }, nil},
 		{"not created yet", func(w *world) { w.row("198.51.100.20", "tenant-a/db-1", "") }, nil},
-		{"within the grace time", func(w *world) { w.row("198.51.100.20", "tenant-a/db-1", "u-1", since(ago(time.Minute))) }, nil},
+		{"in a dump, within the grace time", func(w *world) {
+			w.Unordered = true
+			w.row("198.51.100.20", "tenant-a/db-1", "u-1", since(ago(30*time.Second)))
+		}, nil},
 		{"being restored", func(w *world) {
 			gone(w)
 			w.Restoring = []machine.Ref{{Namespace: "tenant-a", Name: "db-1"}}

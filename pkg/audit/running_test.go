@@ -244,7 +244,7 @@ func TestC56SourcePodLingers(t *testing.T) {
 			}
 		}, []string{"SourcePodLingers pod/tenant-a/virt-launcher-db-1-aaaaa 198.51.100.20"}},
 
-		{"within the grace time", func(w *world) { migrated(w, ago(time.Minute)) }, nil},
+		{"within the grace time", func(w *world) { migrated(w, ago(30*time.Second)) }, nil},
 		{"it has ended", func(w *world) {
 			_, source := migrated(w, ago(10*time.Minute))
 			source.Status.Phase = corev1.PodSucceeded
@@ -287,7 +287,7 @@ func TestStrayMigrationTarget(t *testing.T) {
 			w.Migrations = nil
 		}, []string{"StrayMigrationTarget pod/tenant-a/virt-launcher-db-1-bbbbb 198.51.100.20"}},
 
-		{"within the grace time", func(w *world) { failed(w, ago(time.Minute)) }, nil},
+		{"within the grace time", func(w *world) { failed(w, ago(30*time.Second)) }, nil},
 		{"it has ended", func(w *world) { failed(w, ago(10*time.Minute)).Status.Phase = corev1.PodFailed }, nil},
 		{"the current pod came by an earlier migration", func(w *world) {
 			_, p := w.start(w.reserved("tenant-a/db-1", "198.51.100.20"), "n1", "198.51.100.20")

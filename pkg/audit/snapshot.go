@@ -60,6 +60,9 @@ type Snapshot struct {
 	// Complete says whether all virtual machines of a namespace are in VMs; nil means all are.
 	// Only then is a missing one proof that it is gone.
 	Complete func(namespace string) bool
+	// Unordered says that the ledger may have been read after the rest, as in a dump: rows that are
+	// younger than the grace time prove nothing then.
+	Unordered bool
 	// Gaps are the resources that could not be read.
 	Gaps map[Resource]Gap
 }
@@ -73,9 +76,9 @@ type Options struct {
 	Grace time.Duration
 }
 
-// DefaultGrace is longer than a command takes from its first write to its last, and than a
-// launcher pod takes to end after a migration.
-const DefaultGrace = 2 * time.Minute
+// DefaultGrace is longer than a command takes from its first write to its last (an API server gives
+// a request up within a minute), and than a launcher pod takes to end after a migration.
+const DefaultGrace = time.Minute
 
 func (o Options) grace() time.Duration {
 	if o.Grace > 0 {

@@ -128,7 +128,7 @@ func TestInterruptedReserve(t *testing.T) {
 		{"within the grace time", func(w *world) {
 			vm := w.vm("tenant-a/db-1")
 			vm.ManagedFields = untouched
-			w.row("198.51.100.20", "tenant-a/db-1", vm.UID, since(ago(time.Minute)))
+			w.row("198.51.100.20", "tenant-a/db-1", vm.UID, since(ago(30*time.Second)))
 		}, nil},
 	})
 }
@@ -136,7 +136,7 @@ func TestInterruptedReserve(t *testing.T) {
 func TestGraceIsAnOption(t *testing.T) {
 	w := newWorld()
 	vm := w.reserved("tenant-a/db-1", "198.51.100.20")
-	w.row("198.51.100.30", "tenant-a/db-1", vm.UID, since(ago(time.Minute)))
+	w.row("198.51.100.30", "tenant-a/db-1", vm.UID, since(ago(30*time.Second)))
 	w.expect(t)
 	w.Options.Grace = time.Second
 	w.expect(t, "InterruptedReserve tenant-a/db-1 198.51.100.30")
@@ -238,7 +238,7 @@ func TestRecreatedVM(t *testing.T) {
 		}, []string{"OrphanReservation tenant-a/db-1 198.51.100.20"}},
 		{"the row cools down", func(w *world) {
 			w.row("198.51.100.20", "tenant-a/db-1", old, state(ledger.Held), func(e *ledger.Entry) { e.Row.Until = now.Add(time.Minute) })
-			w.start(w.vm("tenant-a/db-1"), "n1", "203.0.113.5")
+			w.vm("tenant-a/db-1").Spec.Template.ObjectMeta.Annotations[kubeOVNKey] = "198.51.100.20"
 		}, nil},
 	})
 }

@@ -32,7 +32,7 @@ func (e *estate) findUsers() {
 					e.note(e.asked, n, a, holder{key: g.key(), text: "the template of virtualmachine " + g.ref.String(), guest: g, nic: n})
 				}
 			}
-			if g.VMI == nil || !n.runs || g.VMI.IsFinal() || g.Migrating() {
+			if g.VMI == nil || !n.runs || g.VMI.IsFinal() {
 				continue
 			}
 			for _, a := range machine.GuestAddresses(g.VMI, n.running) {

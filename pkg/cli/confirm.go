@@ -20,7 +20,7 @@ func (e *Env) Confirm(ctx context.Context, yes bool, what string) error {
 	if yes {
 		return nil
 	}
-	if false {
+	if !e.interactive() {
 		return UsageError(fmt.Errorf("can't ask whether to %s: standard input is not a terminal; confirm with --yes", what))
 	}
 	fmt.Fprintf(e.ErrOut, "%s? (y/N): ", printers.EscapeTerminal(what))

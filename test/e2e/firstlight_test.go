@@ -186,4 +186,13 @@ func TestNoPluginRefuses(t *testing.T) {
 	if got := w.get("db-1"); got.ResourceVersion != version && len(got.Annotations) != 0 {
 		t.Errorf("a refused reserve has changed the VM: %v", got.Annotations)
 	}
+	// The cluster is this test's alone: a first user also tries one without KubeVirt.
+	w.kubectl(t, "", "delete", "vm", "db-1", "-n", w.namespace)
+	w.kubectl(t, "", "delete", "crd", "virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io", "--timeout=30s")
+	for _, args := range [][]string{{"reserve", "db-1"}, {"release", "db-1"}, {"list"}, {"restart", "db-1", "--yes"}, {"migrate", "db-1", "--yes"}} {
+		if r := w.fails(1, []string{"KubeVirt"}, args...); r.stdout != "" || strings.Count(r.stderr, "error: ") != 1 {
+			t.Errorf("without KubeVirt: %s", r)
+		}
+	}
+	w.fails(2, []string{"KubeVirt"}, "audit")
 }

@@ -49,7 +49,7 @@ func (o *options) command() *cobra.Command {
   kubectl vmip audit -A --fail-on=error -o markdown > audit.md
 
   # A dump, without a cluster
-  kubectl get vm,vmi,vmim,pods,nodes,configmaps -A -o json > dump.json
+  kubectl get vm,vmi,vmim,pods,nodes,namespaces,configmaps,daemonsets,deployments,crd -A -o json --show-managed-fields > dump.json
   kubectl vmip audit -A -f dump.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
@@ -130,7 +130,7 @@ func couldNotLook(err error) error {
 // look audits the cluster or the dump.
 func (o *options) look(ctx context.Context) (*audit.Report, *v1alpha1.AuditReport, error) {
 	if len(o.files) > 0 {
-		return o.dump()
+		return o.dump(ctx)
 	}
 	c, err := o.env.Clients()
 	if err != nil {
@@ -152,7 +152,7 @@ func (o *options) look(ctx context.Context) (*audit.Report, *v1alpha1.AuditRepor
 	return report, o.describe(report, snapshot, cluster.Namespace), nil
 }
 
-func (o *options) dump() (*audit.Report, *v1alpha1.AuditReport, error) {
+func (o *options) dump(ctx context.Context) (*audit.Report, *v1alpha1.AuditReport, error) {
 	// The context's namespace has nothing to do with a dump: only a namespace that was given counts.
 	namespace := *o.env.Flags.Namespace
 	if o.allNamespaces {
@@ -162,7 +162,7 @@ func (o *options) dump() (*audit.Report, *v1alpha1.AuditReport, error) {
 		Paths: o.files, Stdin: o.env.In, LedgerNamespace: o.env.LedgerNamespace,
 		Whole: o.allNamespaces, Namespace: namespace, Now: o.now(),
 	}
-	snapshot, err := d.Load()
+	snapshot, err := d.Load(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

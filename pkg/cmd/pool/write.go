@@ -88,6 +88,9 @@ func add(ctx context.Context, env *cli.Env, p ledger.Pool, dry cli.DryRun, out p
 	if err != nil {
 		return err
 	}
+	if len(p.Gateways) == 0 {
+		env.Warn("pool %s has no --gateway, so a router's address in %s may be given out: name it with: kubectl vmip pool set %s --gateway ADDRESS", p.Name, strings.Join(p.CIDRs, ","), p.Name)
+	}
 	total, _, _, err := (&ledger.Snapshot{}).Usage(p)
 	if err != nil {
 		return err

@@ -258,7 +258,7 @@ func (d *calico) interfaceFor(pod *corev1.Pod, ips []netip.Addr) (string, error)
 	if v, ok := pod.Annotations[calicoHWAddr]; ok {
 		m, err := net.ParseMAC(v)
 		if err != nil {
-			return "", fmt.Errorf("failed to parse MAC address %v provided via %s: %v", v, calicoHWAddr, err)
+			return "", fmt.Errorf("failed to parse MAC address %v provided via %s: %w", v, calicoHWAddr, err)
 		}
 		mac = m.String()
 	}
@@ -289,7 +289,7 @@ func (d *calico) addresses(ctx context.Context, req Request, pod *corev1.Pod, ne
 		for s := range strings.SplitSeq(old, ",") {
 			if p, err := netip.ParsePrefix(s); err == nil {
 				if err := d.releaseAddress(ctx, p.Addr(), ""); err != nil {
-					return nil, fmt.Errorf("failed to release ipAddrs: %s", err)
+					return nil, fmt.Errorf("failed to release ipAddrs: %w", err)
 				}
 			}
 		}
@@ -302,7 +302,7 @@ func (d *calico) addresses(ctx context.Context, req Request, pod *corev1.Pod, ne
 	for _, a := range list {
 		got, err := d.ipamAdd(ctx, req, pod, network, a)
 		if err != nil {
-			return nil, fmt.Errorf("error getting IP from IPAM: %s", err)
+			return nil, fmt.Errorf("error getting IP from IPAM: %w", err)
 		}
 		ips = append(ips, got[0]) // one call an address, and only the first of each answer counts
 	}
@@ -313,7 +313,7 @@ func (d *calico) addresses(ctx context.Context, req Request, pod *corev1.Pod, ne
 func parseIPAddrs(value string) ([]netip.Addr, error) {
 	var list []string
 	if err := json.Unmarshal([]byte(value), &list); err != nil {
-		return nil, fmt.Errorf("failed to parse IPs %s for annotation \"%s\": failed to parse '%s' as JSON: %s", value, calicoIPAddrs, value, err)
+		return nil, fmt.Errorf("failed to parse IPs %s for annotation \"%s\": failed to parse '%s' as JSON: %w", value, calicoIPAddrs, value, err)
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf("annotation \"%s\" specified but empty", calicoIPAddrs)

@@ -249,7 +249,7 @@ func (d *calico) assign(ctx context.Context, a netip.Addr, o allocation) error {
 	}
 	i := slices.IndexFunc(pools, func(p calicoPool) bool { return !p.Spec.Disabled && p.prefix().Contains(a) })
 	if i < 0 {
-		return errors.New("The provided IP address is not in a configured pool\n") //nolint // Calico's own words
+		return errors.New("The provided IP address is not in a configured pool\n") //nolint:revive,staticcheck // Calico's own words
 	}
 	cfg, err := d.config(ctx)
 	if err != nil {
@@ -265,7 +265,7 @@ func (d *calico) assign(ctx context.Context, a netip.Addr, o allocation) error {
 			return err
 		}
 		if cfg.Spec.StrictAffinity && !b.affine(o.host) {
-			return errors.New("Block host affinity does not match") //nolint // Calico's own words
+			return errors.New("Block host affinity does not match") //nolint:revive,staticcheck // Calico's own words
 		}
 		if attr := b.attribute(a); attr != nil {
 			if o.perVersion > 0 && attr.Handle == o.handle {

@@ -357,7 +357,7 @@ func TestCalicoDualStack(t *testing.T) {
 			}
 			// Each call for an address of the VM's answers with its first one.
 			if want := calicoFailed + `failed to add IP addr to "eth0": file exists`; err == nil || err.Error() != want {
-				t.Errorf("trap B: %v", err)
+				t.Errorf("a pair on a VM: %v", err)
 			}
 			if d.record(t.Context(), "198.51.100.20") == nil || d.record(t.Context(), "fd00:10:244::20") != nil {
 				t.Error("the IPv4 address should be the VM's, the IPv6 one nobody's")

@@ -77,7 +77,7 @@ func (d *calico) persistent(ctx context.Context) bool {
 
 // vmAddresses answers from the VM's handle, or prepares o for a first allocation. It does so before
 // anybody looks at the address that was asked for: that is why the annotation of a VM that holds
-// an address has no effect (profile, trap A).
+// an address has no effect (calico-ipam, handleVirtLauncherPod).
 func (d *calico) vmAddresses(ctx context.Context, pod *corev1.Pod, network string, o *allocation) (ips []netip.Addr, done bool, err error) {
 	vm, err := d.vmOf(ctx, pod)
 	if err != nil {

@@ -88,7 +88,6 @@ func withDefault(s apiext.JSONSchemaProps, raw string) apiext.JSONSchemaProps {
 
 var (
 	text     = apiext.JSONSchemaProps{Type: "string"}
-	number   = apiext.JSONSchemaProps{Type: "number"}
 	integer  = apiext.JSONSchemaProps{Type: "integer"}
 	boolean  = apiext.JSONSchemaProps{Type: "boolean"}
 	dateTime = apiext.JSONSchemaProps{Type: "string", Format: "date-time"}

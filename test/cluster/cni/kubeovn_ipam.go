@@ -183,7 +183,8 @@ func (m *ovnMemory) static(p *ovnPort, want []netip.Addr, mac *string, check boo
 		if err := m.setMAC(p, mac, check); err != nil {
 			return err
 		}
-		if check && slices.ContainsFunc(m.holders(a), func(o *ovnPort) bool { return o.key != p.key }) {
+		holders := m.holders(a)
+		if check && len(holders) > 0 && !slices.ContainsFunc(holders, func(o *ovnPort) bool { return o.key == p.key }) {
 			p.v4, p.v6 = ovnRelease(p, want, a)
 			return errConflict
 		}

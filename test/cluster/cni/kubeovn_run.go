@@ -111,7 +111,7 @@ func (d *kubeOVN) reserve(ctx context.Context, ip *ovnIP) error {
 		}
 		a, err := netip.ParseAddr(v)
 		if err != nil {
-			return nil // logged
+			return nil //nolint:nilerr // logged
 		}
 		want = append(want, a)
 	}
@@ -123,7 +123,7 @@ func (d *kubeOVN) reserve(ctx context.Context, ip *ovnIP) error {
 		err = m.static(p, want, mac, false)
 	}
 	if err != nil {
-		return nil // logged, and tried again when the object changes
+		return nil //nolint:nilerr // logged, and tried again when the object changes
 	}
 	node := ip.Spec.NodeName
 	pod := &corev1.Pod{}
@@ -169,8 +169,8 @@ func (d *kubeOVN) podChanged(ctx context.Context, pod *corev1.Pod) error {
 	}
 	name, vm := d.podName(ctx, pod)
 	if vm {
-		if gone, err := d.vmGoing(ctx, pod.Namespace, name); err != nil || !gone {
-			return err
+		if !d.vmGoing(ctx, pod.Namespace, name) {
+			return nil
 		}
 	}
 	return d.locked(func() error { return d.release(ctx, pod.Namespace, name) })
@@ -182,8 +182,8 @@ func (d *kubeOVN) podDeleted(ctx context.Context, pod *corev1.Pod) error {
 	}
 	name, vm := d.podName(ctx, pod)
 	if vm {
-		if gone, err := d.vmGoing(ctx, pod.Namespace, name); err != nil || !gone {
-			return err
+		if !d.vmGoing(ctx, pod.Namespace, name) {
+			return nil
 		}
 	} else if p, err := d.core.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, getOptions); err == nil && p.UID != pod.UID {
 		return nil // another pod of that name has them now
@@ -192,27 +192,27 @@ func (d *kubeOVN) podDeleted(ctx context.Context, pod *corev1.Pod) error {
 }
 
 // vmGoing says whether a VM's addresses may go. An answer that the API does not give means no.
-func (d *kubeOVN) vmGoing(ctx context.Context, namespace, name string) (bool, error) {
+func (d *kubeOVN) vmGoing(ctx context.Context, namespace, name string) bool {
 	vmName := name
 	vmi, err := d.vmis.get(ctx, namespace, name)
 	switch {
 	case err == nil:
 		ref := owner(vmi, "VirtualMachine")
 		if vmi.DeletionTimestamp == nil {
-			return false, nil
+			return false
 		}
 		if ref == nil {
-			return true, nil
+			return true
 		}
 		vmName = ref.Name
 	case !apierrors.IsNotFound(err):
-		return false, nil
+		return false
 	}
 	vm, err := d.vms.get(ctx, namespace, vmName)
 	if err != nil {
-		return apierrors.IsNotFound(err), nil
+		return apierrors.IsNotFound(err)
 	}
-	return vm.DeletionTimestamp != nil, nil
+	return vm.DeletionTimestamp != nil
 }
 
 // release frees the addresses of a pod or VM, except what was reserved by hand.

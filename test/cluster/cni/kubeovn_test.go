@@ -171,8 +171,13 @@ func TestKubeOVN(t *testing.T) {
 		w.ipGone("web-1.tenant-a") // although it was reserved by hand: the VM had a port
 		reserve("never-1", "198.51.100.71")
 		eventually(t, "the reservation is taken in", func() bool { return w.ip("never-1.tenant-a").Labels[ovnReservedLabel] == "true" })
-		must(t, w.ovn().ips.delete(ctx, "", "never-1.tenant-a"))
-		w.ipGone("never-1.tenant-a")
+		reserve("never-2", "198.51.100.71") // twice, and nobody objects
+		eventually(t, "the reservation is taken in", func() bool { return w.ip("never-2.tenant-a").Labels[ovnReservedLabel] == "true" })
+		w.ovnFails(w.plain("wants-71", "n1", ovnPin("198.51.100.71")), "ovn", "AcquireAddressFailed", "AddressConflict")
+		for _, name := range []string{"never-1", "never-2"} {
+			must(t, w.ovn().ips.delete(ctx, "", name+".tenant-a"))
+			w.ipGone(name + ".tenant-a")
+		}
 	})
 
 	w.sub("pods", func(t *testing.T) {

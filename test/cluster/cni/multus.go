@@ -165,17 +165,18 @@ func (m multus) attachments(ctx context.Context, pod *corev1.Pod) ([]attachment,
 	if err != nil {
 		return nil, err
 	}
+	who := fmt.Sprintf("Multus: [%s/%s/%s]", pod.Namespace, pod.Name, pod.UID)
 	var out []attachment
 	for _, s := range list {
 		nad, err := m.nads.get(ctx, s.Namespace, s.Name)
 		if err != nil {
-			return nil, fmt.Errorf("Multus: [%s/%s/%s]: error loading k8s delegates k8s args: TryLoadPodDelegates: error in getting k8s network for pod: "+
+			return nil, fmt.Errorf("%s: error loading k8s delegates k8s args: TryLoadPodDelegates: error in getting k8s network for pod: "+
 				"GetNetworkDelegates: failed getting the delegate: getKubernetesDelegate: cannot find a network-attachment-definition (%s) in namespace (%s): %w",
-				pod.Namespace, pod.Name, pod.UID, s.Name, s.Namespace, err)
+				who, s.Name, s.Namespace, err)
 		}
 		a := attachment{selection: s}
 		if err := json.Unmarshal([]byte(nad.Spec.Config), &a.conf); err != nil {
-			return nil, fmt.Errorf("Multus: [%s/%s/%s]: LoadDelegateNetConf: error unmarshalling delegate config: %w", pod.Namespace, pod.Name, pod.UID, err)
+			return nil, fmt.Errorf("%s: LoadDelegateNetConf: error unmarshalling delegate config: %w", who, err)
 		}
 		if len(a.conf.Plugins) > 0 { // a list: the first plugin makes the interface
 			name := a.conf.Name

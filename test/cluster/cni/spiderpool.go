@@ -122,7 +122,8 @@ func (p *spiderPool) setRecords(r map[string]spiderRecord) error {
 		return nil
 	}
 	b, err := json.Marshal(r)
-	p.Status.AllocatedIPs = new(string(b))
+	text := string(b)
+	p.Status.AllocatedIPs = &text
 	return err
 }
 

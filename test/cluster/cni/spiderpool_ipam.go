@@ -340,7 +340,8 @@ func (d *spiderpool) standard(ctx context.Context, pod *corev1.Pod, n spiderNIC,
 			if err != nil {
 				return nil, err
 			}
-			*f.addr, *f.pool = new(netip.PrefixFrom(a, subnet.Bits()).String()), new(p.Name)
+			cidr := netip.PrefixFrom(a, subnet.Bits()).String()
+			*f.addr, *f.pool = &cidr, &p.Name
 			if *f.nextHops = p.Spec.Gateway; p.Spec.Gateway != nil {
 				ip.CleanGateway = new(false)
 			}

@@ -49,14 +49,29 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// assets is the folder with etcd and kube-apiserver: KUBEBUILDER_ASSETS or CLUSTER_BIN, or what cmd/build has
+// made, which takes minutes the first time.
+var assets = sync.OnceValues(func() (string, error) {
+	for _, dir := range []string{os.Getenv("KUBEBUILDER_ASSETS"), os.Getenv("CLUSTER_BIN")} {
+		if dir != "" {
+			return dir, nil
+		}
+	}
+	c := exec.Command("go", "run", "./cmd/build")
+	c.Dir, c.Stderr = "..", os.Stderr
+	out, err := c.Output()
+	return strings.TrimSpace(string(out)), err
+})
+
 // apiServer starts an etcd and a kube-apiserver of the test's own.
 func apiServer(t *testing.T) *rest.Config {
 	t.Helper()
-	assets := os.Getenv("KUBEBUILDER_ASSETS")
-	for _, bin := range []string{"etcd", "kube-apiserver"} {
-		if _, err := os.Stat(filepath.Join(assets, bin)); assets == "" || err != nil {
-			t.Skipf("no %s: KUBEBUILDER_ASSETS=%q has to name a folder with etcd and kube-apiserver", bin, assets)
-		}
+	if testing.Short() {
+		t.Skip("needs etcd and kube-apiserver: -short")
+	}
+	assets, err := assets()
+	if err != nil {
+		t.Fatalf("no etcd and kube-apiserver: set KUBEBUILDER_ASSETS, or see what go run ./cmd/build says: %v", err)
 	}
 	dir := t.TempDir()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -214,7 +229,7 @@ func (w *world) sub(name string, f func(*testing.T)) {
 	})
 }
 
-// restart replaces the driver as a restart of the harness does.
+// restart replaces the driver, as a restart of the simulator does.
 func (w *world) restart() {
 	w.Helper()
 	w.stop()

@@ -331,6 +331,26 @@ func TestSilentNode(t *testing.T) {
 	})
 }
 
+func TestNode(t *testing.T) {
+	t.Parallel()
+	newNamespace(t)
+	eventually(t, 20*time.Second, "signs of life", func() error {
+		n := getNode(t, "n1")
+		lease, err := env.core.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), "n1", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		beat, err := time.Parse(time.RFC3339, n.Annotations[kubevirtv1.VirtHandlerHeartbeat])
+		if err != nil || time.Since(beat) > 3*time.Minute || time.Since(lease.Spec.RenewTime.Time) > 20*time.Second {
+			return fmt.Errorf("heartbeat %v, lease %v: %v", beat, lease.Spec.RenewTime, err)
+		}
+		if len(n.Status.Addresses) == 0 || n.Status.Addresses[0].Address != "192.0.2.11" || n.Labels[kubevirtv1.NodeSchedulable] != "true" {
+			return fmt.Errorf("%+v, %v", n.Status.Addresses, n.Labels)
+		}
+		return nil
+	})
+}
+
 func patchNode(t *testing.T, name, patch string) {
 	t.Helper()
 	if _, err := env.core.CoreV1().Nodes().Patch(t.Context(), name, "application/merge-patch+json", []byte(patch), metav1.PatchOptions{}); err != nil && t.Context().Err() == nil {
