@@ -44,7 +44,10 @@ func (s site) explain(err error) (message, hint string) {
 		return s.notServed(strings.ToLower(noMatch.GroupKind.Kind), noMatch.GroupKind.Group), ""
 	case errors.As(err, &noResource):
 		return s.notServed(noResource.PartialResource.Resource, noResource.PartialResource.Group), ""
-	case errors.As(err, &request) && ExitCode(err) == ExitFailed:
+	case errors.As(err, &request):
+		if ended := plain(request); ended != request {
+			return strings.ReplaceAll(message, request.Error(), ended.Error()), ""
+		}
 		return s.unreachable(request), ""
 	}
 	return message, ""

@@ -51,7 +51,8 @@ func (e *Env) PrintError(err error) {
 	}
 }
 
-// plain puts words for the errors of a context that say nothing to a user.
+// plain puts words for the errors of a context, which say nothing to a user, and takes away the request
+// that such an error happened to stop.
 func plain(err error) error {
 	cause := err
 	if request, ok := err.(*url.Error); ok {

@@ -94,6 +94,8 @@ func TestReport(t *testing.T) {
 		{"control characters", errors.New("pod \x1b[2J\u009b1m"), nil, 1, "error: pod ^[[2J\\x9b1m\n"},
 		{"interrupted", context.Canceled, nil, 130, "error: interrupted\n"},
 		{"request interrupted", get(context.Canceled), nil, 130, "error: interrupted\n"},
+		{"listing interrupted", fmt.Errorf("ledger in namespace x: %w", get(ErrInterrupted)), nil, 130, "error: ledger in namespace x: interrupted\n"},
+		{"request timed out", fmt.Errorf("vm x: %w", get(context.DeadlineExceeded)), nil, 124, "error: vm x: timed out\n"},
 		{"timed out", context.DeadlineExceeded, nil, 124, "error: timed out\n"},
 		{"refused, twice", errors.Join(refused, fmt.Errorf("vm x: %w", refused)), nil, 1,
 			"error: can't reach the API server https://192.0.2.1:6443: connection refused (context prod, kubeconfig KUBECONFIG); check that the cluster runs and that the context is the right one\n"},

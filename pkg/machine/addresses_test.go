@@ -83,6 +83,7 @@ func TestGuestAndStatusAddresses(t *testing.T) {
 		"C24 masquerade":                {binding: masquerade("default"), source: agent, ips: []string{"10.0.2.2", "fd10:0:2::2"}},
 		"C24 masquerade, pod's address": {binding: masquerade("default"), source: agent, ips: []string{"198.51.100.20"}, status: addrs("198.51.100.20")},
 		"C24 chosen inner network":      {binding: masquerade("default"), cidr: "192.0.2.0/24", source: agent, ips: []string{"192.0.2.2", "198.51.100.20"}, status: addrs("198.51.100.20")},
+		"C24 another address of it":     {binding: masquerade("default"), cidr: "192.0.2.0/24", source: "domain", ips: []string{"192.0.2.17", "198.51.100.20"}, status: addrs("198.51.100.20")},
 		"C24 10.0.2.2 where the inner network is another": {binding: masquerade("default"), cidr: "192.0.2.0/24", source: "domain", ips: []string{"10.0.2.2"}, status: addrs("10.0.2.2")},
 		"C24 pod network overlaps the inner one":          {binding: masquerade("default"), source: "domain", ips: []string{"10.0.2.77"}, status: addrs("10.0.2.77")},
 		"bridge may have 10.0.2.2":                        {binding: bridge("default"), source: agent, ips: []string{"10.0.2.2"}, status: addrs("10.0.2.2"), guest: addrs("10.0.2.2")},

@@ -207,8 +207,9 @@ func TestSpiderpoolPoolOfOne(t *testing.T) {
 	}
 
 	both := load(t, "spiderpool.yaml", "enableIPv6: false", "enableIPv6: true").on(t, podNet)
-	if _, err := both.Render(db1, podNet, ips("198.51.100.20")); err == nil || !strings.Contains(err.Error(), "needs an IPv6 pool too") {
-		t.Errorf("one family of two: %v", err)
+	one, err := both.Render(db1, podNet, ips("198.51.100.20"))
+	if want := `{"ipv4":["vmip-198-51-100-20"]}`; err != nil || one.Annotations["ipam.spidernet.io/ippool"] != want || len(one.Objects) != 1 {
+		t.Errorf("one family of two: %v, %v; want %s", one.Annotations, err, want)
 	}
 	w := load(t, "spiderpool.yaml")
 	w.forbid("list", "spiderippools")
@@ -234,5 +235,16 @@ func TestSpiderPoolNames(t *testing.T) {
 		if a, ok := addressOfPool(name); ok {
 			t.Errorf("%s is read as %s", name, a)
 		}
+	}
+}
+
+// The pools of one address are as many as there are machines: they are not listed.
+func TestSpiderpoolListsTheClustersPoolsOnly(t *testing.T) {
+	var names []string
+	for _, p := range load(t, "spiderpool.yaml").detect(t).spiderpool.pools.value {
+		names = append(names, p.Name)
+	}
+	if got := strings.Join(names, " "); got != "lan-v4 pair" {
+		t.Errorf("pools %s", got)
 	}
 }

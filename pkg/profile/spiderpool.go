@@ -126,7 +126,8 @@ func (p *spiderpool) Render(vm machine.Ref, i machine.Interface, addrs []netip.A
 	return r, nil
 }
 
-// families compares the addresses with what is switched on: with both, Spiderpool wants both.
+// families compares the addresses with what is switched on. With both families on, an annotation
+// that names pools of one gives the pod that family only (getPoolFromPodAnnoPool in pkg/ipam).
 func (p *spiderpool) families(vm machine.Ref, i machine.Interface, addrs []netip.Addr) error {
 	if p.conf.failed() != nil {
 		return nil
@@ -135,11 +136,6 @@ func (p *spiderpool) families(vm machine.Ref, i machine.Interface, addrs []netip
 	for _, a := range addrs {
 		if f := address.FamilyOf(a); !enabled[f] {
 			return fmt.Errorf("virtualmachine %s interface %s: an %s address is asked for, and Spiderpool runs with enable%s false", vm, i.Name, f, f)
-		}
-	}
-	for _, f := range address.Families {
-		if enabled[f] && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return address.FamilyOf(a) == f }) {
-			return fmt.Errorf("virtualmachine %s interface %s: Spiderpool runs with enable%s true and then needs an %s pool too: reserve an address of each family", vm, i.Name, f, f)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,8 +50,12 @@ func (s *Service) ensure(ctx context.Context, objects []*unstructured.Unstructur
 				err = gerr
 			case old.GetLabels()[labelManagedBy] != managedBy:
 				err = fmt.Errorf("it exists and was not made by this plugin")
-			default:
+			case equality.Semantic.DeepEqual(old.Object["spec"], o.Object["spec"]):
 				err = nil
+			default:
+				// Left by an earlier owner of the address: it says whose it was.
+				old.Object["spec"] = o.Object["spec"]
+				_, err = s.resource(o).Update(ctx, old, metav1.UpdateOptions{FieldManager: s.FieldManager, DryRun: s.dryRun()})
 			}
 		}
 		if err != nil {

@@ -225,7 +225,7 @@ func (s *Service) preflight(ctx context.Context, in *intent) error {
 	}
 	var refused []string
 	code := ""
-	for _, v := range preflight.Reserve(preflight.Facts{View: view, Interfaces: []preflight.Interface{facts}}) {
+	for _, v := range preflight.Reserve(preflight.Facts{View: view, Interfaces: []preflight.Interface{facts}, Neighbours: neighbours(ctx, cluster, view, in.iface.Name)}) {
 		switch v.Severity {
 		case preflight.Refuse:
 			if code == "" {
@@ -270,6 +270,20 @@ func remedy(text string) string {
 		return ""
 	}
 	return ": " + text
+}
+
+// neighbours are the machine's other interfaces: a plugin that reads one annotation for the whole
+// pod would give them the address too. One whose network can't be told reads nothing.
+func neighbours(ctx context.Context, cluster *profile.Cluster, view *machine.View, name string) (list []preflight.Interface) {
+	for _, i := range view.Interfaces() {
+		if i.Name == name {
+			continue
+		}
+		if p, err := cluster.For(ctx, i); err == nil {
+			list = append(list, preflight.NewInterface(view, i, p))
+		}
+	}
+	return list
 }
 
 // follow lets an automatic choice take what the plugin has recorded for the machine and will give

@@ -59,7 +59,7 @@ func (s *migrationState) observe(w *world, now time.Time) decision {
 	case s.over(job, state, now):
 		return s.stayed(w, job, state, now)
 	case s.aborted != nil:
-		return s.aborting(job, state)
+		return s.aborting(job)
 	}
 	return s.underway(w, job, state, now)
 }
@@ -129,7 +129,7 @@ func (s *migrationState) underway(w *world, job *kubevirtv1.VirtualMachineInstan
 	// Once the guest runs on the target there is nothing to take back; the end will tell.
 	if bad := s.objection(w, pod, st, now); bad != nil && !ready {
 		s.aborted = bad
-		return s.aborting(job, st)
+		return s.aborting(job)
 	}
 	d := decision{phase: PhaseTarget, wake: time.Second}
 	waits := s.marks.held("no target", pod == nil, now) >= settlePatience
@@ -206,7 +206,7 @@ func (s *migrationState) objection(w *world, pod *corev1.Pod, st *kubevirtv1.Vir
 
 // aborting waits for KubeVirt to take the migration back. It does so at once before it has handed
 // the target pod off, and afterwards only when the copying of memory has begun.
-func (s *migrationState) aborting(job *kubevirtv1.VirtualMachineInstanceMigration, st *kubevirtv1.VirtualMachineInstanceMigrationState) decision {
+func (s *migrationState) aborting(job *kubevirtv1.VirtualMachineInstanceMigration) decision {
 	d := decision{phase: PhaseAborting, detail: s.aborted.message, wake: time.Second}
 	// Where the object has not been seen yet, it is about to be: it was created.
 	d.abort = job == nil && !s.seen || job != nil && job.DeletionTimestamp == nil
