@@ -25,14 +25,32 @@ const (
 func MACNotPinned(f *Facts) []Verdict {
 	return f.each(func(i Interface) []Verdict {
 		switch {
-		case i.MAC != "" || i.Binding == machine.Masquerade || i.Capabilities.MAC.Answer == profile.Yes:
+		case i.MAC != "" || i.Binding == machine.Masquerade:
 			return nil
+		case i.Capabilities.MAC.Answer == profile.Yes:
+			if !f.moves(i) {
+				return nil
+			}
+			return []Verdict{f.about(i, Warn, CodeMACNotPinned, "set macAddress on the interface in the template to the one that the guest has", "the template pins no macAddress, and with the new address the guest gets a new one")}
 		case i.Implicit:
 			return []Verdict{f.about(i, Warn, CodeMACNotPinned, "declare the interface and its macAddress in the template",
 				"the template has no interface to pin a MAC on, so the guest gets a new one at each start")}
 		}
 		return []Verdict{f.about(i, Warn, CodeMACNotPinned, "set macAddress on the interface in the template to the one that the guest has", "the template pins no macAddress, so the guest gets a new one at each start")}
 	})
+}
+
+// moves says whether the running machine is to get another address than it has.
+func (f *Facts) moves(i Interface) bool {
+	if f.View.VMI == nil {
+		return false
+	}
+	want := i.Want
+	if len(want) == 0 {
+		want = i.Reserved()
+	}
+	have := machine.StatusAddresses(f.View.VMI, i.Interface)
+	return len(have) > 0 && slices.ContainsFunc(want, func(a netip.Addr) bool { return !slices.Contains(have, a) })
 }
 
 // IPv6NotDelivered warns that KubeVirt has no DHCPv6 for bridge binding: the address is on the pod's

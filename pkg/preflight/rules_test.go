@@ -122,8 +122,16 @@ func TestGuestRules(t *testing.T) {
 	}
 	masquerade := func(f *Facts) { iface(f).Binding = machine.Masquerade }
 	for name, c := range map[string]check{
-		"the MAC is left to chance":        {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC = "" }, want: []string{"MACNotPinned Warn"}, says: []string{"set macAddress on the interface"}},
-		"the plugin keeps the MAC":         {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC, iface(f).Capabilities.MAC.Answer = "", profile.Yes }},
+		"the MAC is left to chance": {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC = "" }, want: []string{"MACNotPinned Warn"}, says: []string{"set macAddress on the interface"}},
+		"the plugin keeps the MAC":  {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC, iface(f).Capabilities.MAC.Answer = "", profile.Yes }},
+		"the plugin keeps the MAC of a stopped machine": {rule: MACNotPinned, change: func(f *Facts) {
+			stop(f)
+			iface(f).MAC, iface(f).Capabilities.MAC.Answer, iface(f).Want = "", profile.Yes, ips("198.51.100.77")
+		}},
+		"the plugin keeps the MAC of the old address": {rule: MACNotPinned, change: func(f *Facts) {
+			iface(f).MAC, iface(f).Capabilities.MAC.Answer, iface(f).Want = "", profile.Yes, ips("198.51.100.77")
+			f.View.VMI.Status.Interfaces = []kubevirtv1.VirtualMachineInstanceNetworkInterface{{Name: iface(f).Name, IP: "198.51.100.20"}}
+		}, want: []string{"MACNotPinned Warn"}, says: []string{"with the new address"}},
 		"the MAC of an implicit interface": {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC, iface(f).Implicit = "", true }, want: []string{"MACNotPinned Warn"}, says: []string{"declare the interface"}},
 		"the MAC behind a masquerade":      {rule: MACNotPinned, change: func(f *Facts) { iface(f).MAC = ""; masquerade(f) }},
 		"the MAC is pinned":                {rule: MACNotPinned},

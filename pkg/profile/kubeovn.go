@@ -72,7 +72,7 @@ func (p *kubeOVN) Capabilities(machine.Interface) Capabilities {
 		why := "whether Kube-OVN keeps a VM's address is unknown: " + p.keepVMIP.failed().Error()
 		c.Restart, c.Migration = Capability{Unverified, why}, Capability{Unverified, why}
 	case p.keepVMIP.value:
-		c.MAC = Capability{Yes, p.keep() + ": the VM's port keeps its MAC too"}
+		c.MAC = Capability{Yes, p.keep() + ": the VM's port keeps its MAC while its address stays"}
 		c.Restart = Capability{Yes, p.keep() + ": the address belongs to the VM while it exists"}
 		c.Migration = Capability{Yes, p.keep() + ": both pods of a migration have the VM's port"}
 	default:

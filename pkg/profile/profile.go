@@ -41,7 +41,7 @@ type Capabilities struct {
 	Migration Capability
 	// DualStack: one address of each family can be chosen at once.
 	DualStack Capability
-	// MAC: the guest's MAC is the same after a stop and start though the template pins none.
+	// MAC: while the address stays, so does the guest's MAC, though the template pins none.
 	MAC Capability
 }
 
