@@ -68,7 +68,7 @@ verify-format: ## Check that all Go code is formatted
 
 verify-vet: ## Run go vet on both modules, and on the plugin as windows sees it
 	$(GO) vet ./...
-	GOOS=windows $(GO) vet ./cmd/... ./pkg/...
+	GOOS=windows $(GO) vet -trimpath ./cmd/... ./pkg/...
 	$(GO) -C test/cluster vet ./...
 
 verify-lint: $(GOLANGCI_LINT) ## Run golangci-lint (built into the cache once, about 4 minutes)
@@ -85,7 +85,7 @@ verify-krew: $(KREW_VALIDATE) ## Render .krew.yaml and have krew's own validator
 
 verify-docs: ## Check that docs/reference is what the commands say
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
-	$(GO) run ./docs/generate "$$dir" && diff -r docs/reference "$$dir" || { echo "run make docs"; exit 1; }
+	$(GO) run ./docs/generate "$$dir" && { diff -r docs/reference "$$dir" || { echo "run make docs"; exit 1; }; }
 
 verify-words: ## Check for words that must not be in the repository
 	@bash hack/verify-words.sh

@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"iter"
+	"net/url"
+	"strings"
 
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 )
@@ -57,4 +59,33 @@ func visit(err error, yield func(error) bool) bool {
 		}
 	}
 	return true
+}
+
+// ended is the word for the end of a context that stopped an operation, "" where none did.
+func ended(err error) string {
+	for e := range tree(err) {
+		switch e {
+		case ErrInterrupted, context.Canceled:
+			return ErrInterrupted.Error()
+		case context.DeadlineExceeded:
+			return "timed out"
+		}
+	}
+	return ""
+}
+
+// reword takes out of the text of an error what a context stopped by chance: a request, or the
+// wait for the next one.
+func reword(err error, word string) string {
+	text := err.Error()
+	for e := range tree(err) {
+		if request, ok := e.(*url.Error); ok {
+			text = strings.ReplaceAll(text, request.Error(), word)
+		}
+	}
+	return strings.NewReplacer(
+		"client rate limiter Wait returned an error: ", "",
+		context.Canceled.Error(), word,
+		context.DeadlineExceeded.Error(), word,
+	).Replace(text)
 }

@@ -33,7 +33,10 @@ func (s site) explain(err error) (message, hint string) {
 	var request *url.Error
 	var noMatch *meta.NoKindMatchError
 	var noResource *meta.NoResourceMatchError
+	word := ended(err)
 	switch {
+	case word != "":
+		return reword(err, word), ""
 	case errors.Is(err, errNoKubeconfig):
 		return s.noKubeconfig(), ""
 	case contextNotFound(err):
@@ -45,9 +48,6 @@ func (s site) explain(err error) (message, hint string) {
 	case errors.As(err, &noResource):
 		return s.notServed(noResource.PartialResource.Resource, noResource.PartialResource.Group), ""
 	case errors.As(err, &request):
-		if ended := plain(request); ended != request {
-			return strings.ReplaceAll(message, request.Error(), ended.Error()), ""
-		}
 		return s.unreachable(request), ""
 	}
 	return message, ""

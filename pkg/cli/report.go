@@ -1,10 +1,8 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
@@ -39,7 +37,7 @@ func (e *Env) PrintError(err error) {
 	s := e.site()
 	seen := map[string]bool{}
 	for _, err := range split(err) {
-		message, hint := s.explain(plain(err))
+		message, hint := s.explain(err)
 		text := "error: " + printer.Escape(strings.TrimRight(message, "\n")) + "\n"
 		if hint != "" {
 			text += "hint: " + printer.Escape(hint) + "\n"
@@ -49,22 +47,6 @@ func (e *Env) PrintError(err error) {
 			fmt.Fprint(e.ErrOut, text)
 		}
 	}
-}
-
-// plain puts words for the errors of a context, which say nothing to a user, and takes away the request
-// that such an error happened to stop.
-func plain(err error) error {
-	cause := err
-	if request, ok := err.(*url.Error); ok {
-		cause = request.Err
-	}
-	switch cause {
-	case context.Canceled, ErrInterrupted:
-		return ErrInterrupted
-	case context.DeadlineExceeded:
-		return errors.New("timed out")
-	}
-	return err
 }
 
 // split returns the parts of joined and aggregated errors. An error that wraps several in one
@@ -101,7 +83,7 @@ func splitAll(parts []error) (all []error) {
 func (e *Env) Explain(err error) string {
 	var texts []string
 	for _, err := range split(err) {
-		message, _ := e.site().explain(plain(err))
+		message, _ := e.site().explain(err)
 		texts = append(texts, message)
 	}
 	return strings.ReplaceAll(strings.Join(texts, "; "), "\n", " ")

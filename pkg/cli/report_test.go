@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -72,7 +73,7 @@ func TestReport(t *testing.T) {
 	get := func(err error) error {
 		return &url.Error{Op: "Get", URL: "https://192.0.2.1:6443/api/v1/pods?x=y", Err: err}
 	}
-	refused := get(&net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", connRefused)})
+	refused := get(&net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)})
 	for _, tc := range []struct {
 		name string
 		err  error
@@ -95,6 +96,7 @@ func TestReport(t *testing.T) {
 		{"interrupted", context.Canceled, nil, 130, "error: interrupted\n"},
 		{"request interrupted", get(context.Canceled), nil, 130, "error: interrupted\n"},
 		{"listing interrupted", fmt.Errorf("ledger in namespace x: %w", get(ErrInterrupted)), nil, 130, "error: ledger in namespace x: interrupted\n"},
+		{"interrupted before a request", fmt.Errorf("client rate limiter Wait returned an error: %w", context.Canceled), nil, 130, "error: interrupted\n"},
 		{"request timed out", fmt.Errorf("vm x: %w", get(context.DeadlineExceeded)), nil, 124, "error: vm x: timed out\n"},
 		{"timed out", context.DeadlineExceeded, nil, 124, "error: timed out\n"},
 		{"refused, twice", errors.Join(refused, fmt.Errorf("vm x: %w", refused)), nil, 1,

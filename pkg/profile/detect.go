@@ -89,10 +89,6 @@ func groupsOf(core kubernetes.Interface) groups {
 // missing says that the group is certainly not served.
 func (g groups) missing(group string) bool { return g.err == nil && len(g.versions[group]) == 0 }
 
-func (g groups) serves(group, version string) bool {
-	return g.err == nil && slices.Contains(g.versions[group], version)
-}
-
 // get reads one object of any resource. namespace is empty for a cluster-scoped one.
 func (r Reader) get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
 	o, err := r.Dynamic.Resource(gvr).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})

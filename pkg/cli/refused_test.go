@@ -1,5 +1,0 @@
-package cli
-
-import "syscall"
-
-const connRefused = syscall.ECONNREFUSED
