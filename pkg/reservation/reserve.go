@@ -233,7 +233,7 @@ func (s *Service) preflight(ctx context.Context, in *intent) error {
 			}
 			refused = append(refused, v.Message+remedy(v.Remedy))
 		case preflight.Warn, preflight.Unverified:
-			s.warn("%s: %s%s", object(in.ref), v.Message, remedy(v.Remedy))
+			s.warn("%s: %s: %s%s", object(in.ref), v.Code, v.Message, inBrackets(v.Remedy))
 		}
 	}
 	if len(refused) > 0 {
@@ -263,6 +263,13 @@ func (in *intent) renderable() error {
 		return &RefusedError{Object: object(in.ref), Code: "NotSupported", Err: err}
 	}
 	return nil
+}
+
+func inBrackets(text string) string {
+	if text == "" {
+		return ""
+	}
+	return " (" + text + ")"
 }
 
 func remedy(text string) string {

@@ -10,7 +10,16 @@ say()  { printf '\n%s== %s%s\n' "$bold" "$*" "$plain"; }
 fail() { printf '\ndemo failed: %s\n' "$*" >&2; exit 1; }
 now()  { date +%s%N; }
 times=()
-timed() { times+=("$(printf '%-34s %6d ms' "$1" $(( ($(now) - $2) / 1000000 )))"); }
+timed() { times+=("$(printf '%6d ms  %s' $(( ($(now) - $2) / 1000000 )) "$1")"); }
+# shown is a command line that can be pasted.
+shown() {
+  local word line=
+  for word; do
+    case $word in *[!A-Za-z0-9_./:=,@+-]*) word="'$word'" ;; esac
+    line+=" $word"
+  done
+  printf '%s' "${line# }"
+}
 
 say "Building what is missing (the control plane takes minutes the first time, then comes from a cache)"
 start=$(now)
@@ -43,10 +52,10 @@ timed "cluster up" "$start"
 # run shows a command, its output and its exit status where that is not 0. The first argument is the status wanted.
 run() {
   local want=$1; shift
-  printf '\n%s$ %s%s\n' "$bold" "$*" "$plain"
+  printf '\n%s$ %s%s\n' "$bold" "$(shown "$@")" "$plain"
   local start; start=$(now)
   "$@"; local got=$?
-  timed "$*" "$start"
+  timed "$(shown "$@")" "$start"
   [ "$want" = "$got" ] || fail "'$*' ended with status $got, not $want"
   [ "$got" = 0 ] || printf '(exit status %d)\n' "$got"
 }
