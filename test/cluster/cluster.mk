@@ -6,6 +6,8 @@ cluster_src := $(dir $(lastword $(MAKEFILE_LIST)))
 cluster_bin = $$(go -C $(cluster_src) run ./cmd/build)
 # Whoever has never started a cluster need not build one to hear that none runs.
 cluster_none = test ! -d "$${CLUSTER_DIR:-.cluster}" && echo "no cluster is running"
+# A cluster is stopped with the programs that started it, wherever the cache is now.
+cluster_own = bin=$$(sed -n 's/.*"bin": *"\([^"]*\)".*/\1/p' "$${CLUSTER_DIR:-.cluster/$${CLUSTER_NAME:-vmip}}/state.json" 2>/dev/null); [ -x "$$bin/vmip-cluster" ] || bin=$(cluster_bin)
 
 .PHONY: cluster-build cluster-up cluster-down cluster-status cluster-test
 
@@ -16,10 +18,10 @@ cluster-up: ## Start a test cluster and print its KUBECONFIG (CLUSTER_NAME, CLUS
 	@bin=$(cluster_bin) && exec "$$bin/vmip-cluster" up
 
 cluster-down: ## Stop the test cluster and remove its state
-	@$(cluster_none) || { bin=$(cluster_bin) && exec "$$bin/vmip-cluster" down; }
+	@$(cluster_none) || { $(cluster_own) && exec "$$bin/vmip-cluster" down; }
 
 cluster-status: ## Say what runs of the test cluster, and whether it is healthy
-	@$(cluster_none) && exit 1 || { bin=$(cluster_bin) && exec "$$bin/vmip-cluster" status; }
+	@$(cluster_none) && exit 1 || { $(cluster_own) && exec "$$bin/vmip-cluster" status; }
 
 cluster-test: cluster-build ## Test the test cluster itself, on clusters of its own
 	@bin=$(cluster_bin) && CLUSTER_BIN=$$bin go -C $(cluster_src) test -count=1 -timeout 20m ./...
