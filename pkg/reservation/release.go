@@ -71,6 +71,9 @@ func (s *Service) Release(ctx context.Context, req ReleaseRequest) (Result, erro
 			continue
 		}
 		why, err := s.takeBack(ctx, req.VM, e)
+		if ledger.IsChanged(err) {
+			return res, fmt.Errorf("%s: another command changed the reservation of %s meanwhile: see kubectl vmip list %s -n %s, then run it again", object(req.VM), e.Addr, req.VM.Name, req.VM.Namespace)
+		}
 		if err != nil {
 			return res, fmt.Errorf("%s: releasing %s: %w", object(req.VM), e.Addr, err)
 		}
