@@ -19,6 +19,8 @@ const (
 	// server: such a request is given up there within a minute.
 	MinHoldFor  = time.Minute
 	ProfileAuto = "auto"
+	// maxOpenBlocks is a whole IPv4 /8, 16 million addresses. Only an edit by hand gets there.
+	maxOpenBlocks = 1 << 16
 )
 
 // Normalise fills the defaults and rewrites all addresses in canonical form. It returns an error
@@ -35,6 +37,9 @@ func (p Pool) Normalise() (Pool, error) {
 	}
 	if p.OpenBlocks < 1 {
 		p.OpenBlocks = 1
+	}
+	if p.OpenBlocks > maxOpenBlocks {
+		return fail("openBlocks %d is more than the %d that a pool may open", p.OpenBlocks, maxOpenBlocks)
 	}
 	for what, name := range map[string]string{"name": p.Name, "network": p.Network} {
 		if errs := validation.IsDNS1123Label(name); len(errs) > 0 {

@@ -156,6 +156,7 @@ func TestPoolNormalise(t *testing.T) {
 		"at least 1m0s":     {Name: "lab", CIDRs: []string{"198.51.100.0/24"}, HoldFor: "59s"},
 		`name "Lab"`:        {Name: "Lab", CIDRs: []string{"198.51.100.0/24"}},
 		`network "a.b"`:     {Name: "lab", Network: "a.b", CIDRs: []string{"198.51.100.0/24"}},
+		"openBlocks":        {Name: "lab", CIDRs: []string{"2001:db8::/64"}, OpenBlocks: 1 << 30},
 		"needs a CIDR":      {Name: "lab"},
 		`namespace "A"`:     {Name: "lab", CIDRs: []string{"198.51.100.0/24"}, Namespaces: []string{"A"}},
 		"is not an IP addr": {Name: "lab", CIDRs: []string{"198.51.100.0/24"}, Gateways: []string{"gw"}},
