@@ -263,11 +263,18 @@ func (k *kubevirt) create(ctx context.Context, r schema.GroupVersionResource, o 
 	if u.GetKind() == "" {
 		u.SetGroupVersionKind(r.GroupVersion().WithKind(kinds[r.Resource]))
 	}
-	_, err = k.client.Resource(r).Namespace(u.GetNamespace()).Create(ctx, u, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("%s %s: %w", r.Resource, u.GetName(), err)
+	for {
+		_, err = k.client.Resource(r).Namespace(u.GetNamespace()).Create(ctx, u, metav1.CreateOptions{})
+		if err == nil || apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		// On a machine under load the answer may be late. Whether the object is there, creating it again tells.
+		late := apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err)
+		if !late || ctx.Err() != nil {
+			return fmt.Errorf("%s %s: %w", r.Resource, u.GetName(), err)
+		}
+		time.Sleep(500 * time.Millisecond)
 	}
-	return nil
 }
 
 // kinds of the resources whose generated objects don't name their own.
