@@ -297,7 +297,8 @@ func (s *Store) lowest(ctx context.Context, c Claim, space *address.Space, b *bl
 	for _, reuse := range []bool{false, true} {
 		for a := range space.InBlock(b.prefix) {
 			e, ok := b.entry(a)
-			if ok != reuse || pool.check(a, c.Owner.Namespace, true) != nil {
+			// The block's addresses are the specification's; only an announced change can refuse one.
+			if ok != reuse || pool.pending != nil && pool.check(a, c.Owner.Namespace, true) != nil {
 				continue
 			}
 			if ok {
