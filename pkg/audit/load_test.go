@@ -219,6 +219,37 @@ func TestCheckReadsAgain(t *testing.T) {
 	}
 }
 
+// What shows at the second look only may pass as well: the next audit sees it.
+func TestCheckReportsWhatItSawTwice(t *testing.T) {
+	c := broken().cluster(t)
+	later := newWorld()
+	later.row("198.51.100.40", "tenant-c/gone", "u-gone")
+	later.row("198.51.100.41", "tenant-c/gone-too", "u-gone-too")
+	looks := 0
+	c.core.PrependReactor("list", "configmaps", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a.GetNamespace() != ledger.DefaultNamespace {
+			return false, nil, nil
+		}
+		looks++
+		if looks == 1 {
+			return false, nil, nil
+		}
+		list := &corev1.ConfigMapList{}
+		for _, cm := range later.configMaps(t) {
+			list.Items = append(list.Items, *cm)
+		}
+		return true, list, nil
+	})
+	r, _, err := c.Check(t.Context(), audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := codes(r)
+	if !slices.Contains(got, "OrphanReservation tenant-c/gone") || slices.Contains(got, "OrphanReservation tenant-c/gone-too") {
+		t.Errorf("findings %q", got)
+	}
+}
+
 // A finding whose objects can't be read again is neither kept nor dropped silently.
 func TestCheckSaysWhatItCouldNotConfirm(t *testing.T) {
 	w := newWorld()

@@ -275,6 +275,12 @@ func TestC54DuplicateMAC(t *testing.T) {
 			vmi, p := w.start(vm, "n1", "198.51.100.20")
 			w.migrate(vmi, p, "n2", "198.51.100.20")
 		}, nil},
+		{"the instance of an earlier machine of that name still stops", func(w *world) {
+			vm := w.vm("tenant-a/db-1")
+			mac(vm, "02:aa:00:00:00:01")
+			w.start(vm, "n1", "203.0.113.5")
+			vm.UID = "u-new"
+		}, nil},
 		{"different MACs", func(w *world) {
 			mac(w.vm("tenant-a/db-1"), "02:aa:00:00:00:01")
 			mac(w.vm("tenant-b/db-1"), "02:aa:00:00:00:02")
