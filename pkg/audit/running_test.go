@@ -104,6 +104,11 @@ func TestAddressDrift(t *testing.T) {
 		{"the pod has another address", func(w *world) {
 			w.start(w.reserved("tenant-a/db-1", "198.51.100.20"), "n1", "203.0.113.99")
 		}, []string{"AddressDrift tenant-a/db-1 198.51.100.20"}},
+		{"beside the row of a race that was lost", func(w *world) {
+			vm := w.reserved("tenant-a/db-1", "198.51.100.20")
+			w.row("198.51.100.10", "tenant-a/db-1", vm.UID, since(ago(time.Second)))
+			w.start(vm, "n1", "203.0.113.99")
+		}, []string{"AddressDrift tenant-a/db-1 198.51.100.20"}},
 		{"the pod lacks one family", func(w *world) {
 			vm := w.vm("tenant-a/db-1")
 			names(vm, "198.51.100.20", "2001:db8::20")
