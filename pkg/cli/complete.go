@@ -50,6 +50,18 @@ func (e *Env) CompleteMachines(cmd *cobra.Command, args []string, word string) (
 	})(cmd, args, word)
 }
 
+// CompletePools completes names of address pools.
+func (e *Env) CompletePools(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return e.Complete(func(ctx context.Context, c *Clients) ([]string, error) {
+		pools, err := c.Ledger.Pools(ctx)
+		names := make([]string, 0, len(pools))
+		for _, p := range pools {
+			names = append(names, p.Name)
+		}
+		return names, err
+	})(cmd, args, word)
+}
+
 // CompleteNamespaces completes names of namespaces.
 func (e *Env) CompleteNamespaces(cmd *cobra.Command, _ []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return e.Complete(func(ctx context.Context, c *Clients) ([]string, error) {

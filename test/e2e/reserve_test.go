@@ -177,7 +177,7 @@ func TestReserveIdempotentAndInPlace(t *testing.T) {
 	if strings.Contains(out, "restart pending") || w.vmi("db-1").Annotations["ovn.kubernetes.io/ip_address"] != ip {
 		t.Errorf("the running instance is not annotated with the address that it has: %q, %v", out, w.vmi("db-1").Annotations)
 	}
-	before, vm := w.ledgerVersions(), w.get("db-1").ResourceVersion
+	before := w.ledgerVersions()
 	for range 2 {
 		if out := w.ok("reserve", "db-1"); !strings.Contains(out, "db-1 unchanged "+ip) {
 			t.Errorf("again: %q", out)
@@ -189,7 +189,6 @@ func TestReserveIdempotentAndInPlace(t *testing.T) {
 	if w.ledgerVersions() != before || w.get("db-1").Spec.Template.ObjectMeta.Annotations["ovn.kubernetes.io/ip_address"] != ip {
 		t.Error("a repeated reserve wrote")
 	}
-	_ = vm
 	w.state("db-1", "In-Use", ip)
 	w.migrate("db-1", ip) // C34's other side: the target is made from the instance, which has the address
 	w.fails(1, []string{"no pool can give it " + w.ip(20)}, "reserve", "db-1", "--ip", w.ip(20))

@@ -34,21 +34,6 @@ network (--network) pools don't overlap, so that an address has one pool.`,
 	return cmd
 }
 
-// completePools completes the names of pools.
-func completePools(env *cli.Env) cobra.CompletionFunc {
-	return env.Complete(func(ctx context.Context, c *cli.Clients) ([]string, error) {
-		pools, err := c.Ledger.Pools(ctx)
-		if err != nil {
-			return nil, err
-		}
-		var names []string
-		for _, p := range pools {
-			names = append(names, p.Name)
-		}
-		return names, nil
-	})
-}
-
 // clusterUID identifies the cluster: the UID of its kube-system namespace. Whoever may not read
 // it goes without; the registry's first writer should be an administrator.
 func clusterUID(ctx context.Context, c *cli.Clients) (types.UID, error) {

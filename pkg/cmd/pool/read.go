@@ -45,7 +45,7 @@ func newShow(env *cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show one address pool and its reservations",
-		Args:  cobra.ExactArgs(1), ValidArgsFunction: completePools(env),
+		Args:  cobra.ExactArgs(1), ValidArgsFunction: env.CompletePools,
 		Example: `  kubectl vmip pool show lab`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := env.Clients()

@@ -161,7 +161,7 @@ refused, and the reservations that stand in its way are named.`,
   # Never give out the printer's address
   kubectl vmip pool set lab --exclude 198.51.100.50`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completePools(env),
+		ValidArgsFunction: env.CompletePools,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkProfile(spec.profile); err != nil {
 				return cli.UsageError(err)
@@ -215,7 +215,7 @@ func newRemove(env *cli.Env) *cobra.Command {
 		Long: `Remove an address pool. Refused while the pool has reservations, or addresses that cool down
 after a release.`,
 		Example: `  kubectl vmip pool remove lab`,
-		Args:    cobra.ExactArgs(1), ValidArgsFunction: completePools(env),
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: env.CompletePools,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := env.Clients()
 			if err != nil {

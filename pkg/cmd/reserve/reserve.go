@@ -67,14 +67,7 @@ died half-way is completed.`,
 	fs.BoolVar(&o.unchanged, "error-unchanged", false, "Exit with status 3 where nothing had to change")
 	o.dry.AddFlag(fs)
 	o.out.AddResultFlags(fs)
-	_ = cmd.RegisterFlagCompletionFunc("pool", env.Complete(func(ctx context.Context, c *cli.Clients) ([]string, error) {
-		pools, err := c.Ledger.Pools(ctx)
-		var names []string
-		for _, p := range pools {
-			names = append(names, p.Name)
-		}
-		return names, err
-	}))
+	_ = cmd.RegisterFlagCompletionFunc("pool", env.CompletePools)
 	return cmd
 }
 
