@@ -201,7 +201,7 @@ func TestDryRun(t *testing.T) {
 	w.vm("db-1", halted)
 	w.vm("db-2", halted)
 	w.ok("reserve", "db-2", "--ip", w.ip(30))
-	before, vm := w.ledgerVersions(), w.get("db-1").ResourceVersion
+	before := w.ledgerVersions()
 	for mode, suffix := range map[string]string{"client": "(dry run)", "server": "(server dry run)"} {
 		if out := w.ok("reserve", "db-1", "--ip", w.ip(20), "--dry-run="+mode); !strings.Contains(out, "reserved "+w.ip(20)) || !strings.Contains(out, suffix) {
 			t.Errorf("%s: %q", mode, out)
@@ -216,9 +216,10 @@ func TestDryRun(t *testing.T) {
 		w.ok("pool", "set", w.lab, "--exclude", w.ip(50), "--dry-run="+mode)
 		w.ok("pool", "add", "second", "--cidr", "203.0.113.0/24", "--dry-run="+mode)
 	}
-	if w.ledgerVersions() != before || w.get("db-1").ResourceVersion != vm {
-		t.Error("a dry run wrote")
+	if w.ledgerVersions() != before {
+		t.Error("a dry run wrote to the ledger")
 	}
+	w.untouched("db-1")
 }
 
 // C45: too early is refused, the template is cleaned in the same operation, the address cools

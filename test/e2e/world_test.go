@@ -159,6 +159,17 @@ func (w *world) get(name string) *kubevirtv1.VirtualMachine {
 	return vm
 }
 
+// untouched checks that the plugin has never written to a VM. Its resourceVersion says nothing:
+// KubeVirt writes annotations and status of its own.
+func (w *world) untouched(name string) {
+	w.t.Helper()
+	for _, m := range w.get(name).ManagedFields {
+		if m.Manager == "kubectl-vmip" {
+			w.t.Errorf("the plugin has written to virtualmachine %s: %s", name, m.FieldsV1)
+		}
+	}
+}
+
 func (w *world) vmi(name string) *kubevirtv1.VirtualMachineInstance {
 	w.t.Helper()
 	vmi, err := w.virt.KubevirtV1().VirtualMachineInstances(w.namespace).Get(w.t.Context(), name, metav1.GetOptions{})
