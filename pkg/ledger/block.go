@@ -21,6 +21,8 @@ type block struct {
 	network string
 	prefix  netip.Prefix
 	cm      *corev1.ConfigMap
+	// parsed keeps what was read from a key, since a batch asks for each row many times.
+	parsed map[string]Entry
 }
 
 func blockName(network string, prefix netip.Prefix) string {
@@ -28,7 +30,7 @@ func blockName(network string, prefix netip.Prefix) string {
 }
 
 func newBlock(network string, prefix netip.Prefix) *block {
-	return &block{network, prefix, &corev1.ConfigMap{
+	return &block{network: network, prefix: prefix, cm: &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        blockName(network, prefix),
 			Labels:      map[string]string{LabelKind: KindBlock, LabelNetwork: network},
@@ -49,7 +51,7 @@ func parseBlock(cm *corev1.ConfigMap) (*block, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configmap %s: %w", cm.Name, err)
 	}
-	return &block{network, prefix, cm}, nil
+	return &block{network: network, prefix: prefix, cm: cm}, nil
 }
 
 // writable refuses objects of a newer format: this version would not know what it destroys.
@@ -70,6 +72,18 @@ func (b *block) entry(a netip.Addr) (Entry, bool) {
 }
 
 func (b *block) parse(key, raw string) Entry {
+	if e, ok := b.parsed[key]; ok && e.Raw == raw {
+		return e
+	}
+	e := b.parseRow(key, raw)
+	if b.parsed == nil {
+		b.parsed = map[string]Entry{}
+	}
+	b.parsed[key] = e
+	return e
+}
+
+func (b *block) parseRow(key, raw string) Entry {
 	e := Entry{Network: b.network, Key: b.cm.Name + "/" + key, Raw: raw}
 	if e.Addr, e.Err = address.ParseKey(key); e.Err != nil {
 		return e
@@ -89,6 +103,16 @@ func (b *block) entries() []Entry {
 		out = append(out, b.parse(key, raw))
 	}
 	slices.SortFunc(out, compareEntries)
+	return out
+}
+
+// rowsOf are the rows that name the owner's machine and interface.
+func (b *block) rowsOf(o Owner) (out []Entry) {
+	for _, e := range b.entries() {
+		if e.Err == nil && e.Row.State != Foreign && e.Row.Names(o) {
+			out = append(out, e)
+		}
+	}
 	return out
 }
 

@@ -1,13 +1,16 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
@@ -15,15 +18,21 @@ import (
 
 // Claim is a request for one address of one family.
 type Claim struct {
-	Owner Owner
-	Pool  string
-	// PoolChosen is set where the user named the pool: a row of another pool is then refused.
-	PoolChosen bool
-	Family     address.Family
+	Owner  Owner
+	Pool   string
+	Family address.Family
 	// Wanted is the address asked for; the zero Addr lets the ledger choose.
 	Wanted netip.Addr
-	MAC    string
-	Op     string
+	// Named is the address that the VM itself names as the interface's; the zero Addr where it
+	// names none. Among several rows of an owner it is the one that counts.
+	Named netip.Addr
+	// Replace lets an owner that has an address move to another one; it keeps both until the
+	// new one is in use.
+	Replace bool
+	// Adopt gives the owner the rows of an earlier machine of its name.
+	Adopt bool
+	MAC   string
+	Op    string
 	// Usable asks the cluster whether something that is not the owner has the address, and
 	// says what; "" where nothing is seen.
 	Usable func(context.Context, netip.Addr) (string, error)
@@ -81,7 +90,17 @@ type OtherAddressError struct {
 }
 
 func (e *OtherAddressError) Error() string {
-	return fmt.Sprintf("virtualmachine %s already has %s on interface %s (%s), not %s: release it first", e.Owner.VM(), e.Have.Addr, e.Owner.Interface, e.Have.Row.State, e.Want)
+	return fmt.Sprintf("virtualmachine %s already has %s on interface %s (%s), not %s: move it with --replace, or release it first", e.Owner.VM(), e.Have.Addr, e.Owner.Interface, e.Have.Row.State, e.Want)
+}
+
+// MovingError is a second replacement while the first has not come to its end.
+type MovingError struct {
+	Owner Owner
+	Have  Entry
+}
+
+func (e *MovingError) Error() string {
+	return fmt.Sprintf("virtualmachine %s is still leaving %s on interface %s: restart it first with: kubectl vmip restart %s -n %s", e.Owner.VM(), e.Have.Addr, e.Owner.Interface, e.Owner.Name, e.Owner.Namespace)
 }
 
 // OlderUIDError is a row of an earlier machine of the same name.
@@ -95,214 +114,539 @@ func (e *OlderUIDError) Error() string {
 		e.Have.Addr, e.Have.Row.State, e.Owner.VM(), e.Have.Row.UID, e.Owner.UID, e.Owner.Name, e.Owner.Namespace)
 }
 
-// Claim gives the owner an address: the one it has, the one it wants or the next free one. The
-// row is then reserved under the claim's op. However many claims run at once, an address gets
-// one owner.
-func (s *Store) Claim(ctx context.Context, c Claim) (Entry, error) {
-	seen := map[netip.Addr]string{}
-	usable := func(ctx context.Context, a netip.Addr) (string, error) {
-		by, known := seen[a]
-		if known || c.Usable == nil {
-			return by, nil
-		}
-		by, err := c.Usable(ctx, a)
-		if err == nil {
-			seen[a] = by
-		}
-		return by, err
-	}
-	var got Entry
-	err := s.retry(ctx, func() error {
-		rows, err := s.RowsOf(ctx, c.Owner)
-		if err != nil {
-			return err
-		}
-		have, err := c.decide(rows)
-		if err != nil {
-			return err
-		}
-		if have != nil {
-			got, err = s.take(ctx, c, *have)
-			return err
-		}
-		if c.Wanted.IsValid() {
-			got, err = s.claimWanted(ctx, c, usable)
-		} else {
-			got, err = s.claimAny(ctx, c, usable)
-		}
-		return err
-	})
-	return got, err
+// Claimed is what became of a claim.
+type Claimed struct {
+	// Entry is the owner's row, reserved under the claim's op.
+	Entry Entry
+	// Fresh is set where the row was not reserved before: whoever gives up later takes it back.
+	Fresh bool
+	// Old is the row that the owner moves away from; nil where it moves from none.
+	Old *Entry
+	// Lost are further reserved rows of the owner, of the same family: of commands that died or
+	// were slower. They are taken back once the VM names Entry.
+	Lost []Entry
+	Err  error
 }
 
-// decide finds the row that the owner may simply go on with; nil where it needs a new one.
-func (c Claim) decide(rows []Entry) (*Entry, error) {
-	var have *Entry
-	for i := range rows {
-		e := &rows[i]
-		r := e.Row
-		switch {
-		case e.Family() != c.Family || r.State == Leaving:
-			continue
-		case r.UID != "" && r.UID != c.Owner.UID:
-			if r.State == Held {
-				continue // cools down for a machine that is gone
+// maxRounds is how often a claim is decided anew: with back-off, about 20 seconds of never being
+// the faster one.
+const maxRounds = 128
+
+// claiming is a claim on its way.
+type claiming struct {
+	Claim
+	out *Claimed
+	// pool is the claim's pool, as read in this round.
+	pool *poolObject
+	rows []Entry
+	// found are rows of the owner that stood in a block without the owner's label, or were
+	// written after the rows were listed; by block.
+	found map[string][]Entry
+	// seen are the answers of Usable.
+	seen map[netip.Addr]string
+	plan
+}
+
+// plan is what a claim decided to do in this round: take a row that the owner has, or put a new
+// one at an address; without an address any will do.
+type plan struct {
+	take *Entry
+	at   netip.Addr
+	old  *Entry
+	lost []Entry
+}
+
+// Standing finds the row that the claim would go on with among an owner's rows, by the pool's
+// specification: where the VM names it already, the claim has nothing to write. The result has
+// no Entry where the owner needs a new row.
+func (c Claim) Standing(rows []Entry, pool Pool) (Claimed, error) {
+	p, err := c.decide(rows, func(e Entry) bool { return e.Network == pool.Network && pool.Contains(e.Addr) })
+	if err != nil || p.take == nil {
+		return Claimed{}, err
+	}
+	return Claimed{Entry: *p.take, Old: p.old, Lost: p.lost}, nil
+}
+
+func (c *claiming) fail(err error) { c.out.Err = err }
+
+// Claim gives owners addresses: the one that an owner has, the one it wants or the next free one.
+// Its row is then reserved under the claim's op. However many claims run at once, here or in
+// other processes, an address gets one owner. Claims of one call that fall into one block are
+// one write. The result has the order of the claims.
+func (s *Store) Claim(ctx context.Context, claims ...Claim) []Claimed {
+	out := make([]Claimed, len(claims))
+	todo := make([]*claiming, len(claims))
+	for i, c := range claims {
+		todo[i] = &claiming{Claim: c, out: &out[i], seen: map[netip.Addr]string{}, found: map[string][]Entry{}}
+	}
+	for round := 0; len(todo) > 0; round++ {
+		todo = s.claimRound(ctx, todo)
+		if len(todo) == 0 {
+			break
+		}
+		if round == maxRounds || !Pause(ctx, round) {
+			err := context.Cause(ctx)
+			if err == nil {
+				err = ErrChanged
 			}
-			return nil, &OlderUIDError{c.Owner, *e}
-		case c.Wanted.IsValid() && e.Addr != c.Wanted:
-			if r.State == Held {
+			for _, c := range todo {
+				c.fail(fmt.Errorf("gave up after %d conflicts with other writers: %w", round+1, err))
+			}
+			break
+		}
+	}
+	return out
+}
+
+// claimRound tries every claim once and returns those that met another writer.
+func (s *Store) claimRound(ctx context.Context, todo []*claiming) (again []*claiming) {
+	s.readRows(ctx, todo)
+	pools := map[string]*poolObject{}
+	at := map[string][]*claiming{}
+	any := map[string][]*claiming{}
+	for _, c := range todo {
+		if c.out.Err != nil {
+			continue
+		}
+		if pools[c.Pool] == nil {
+			p, err := s.pool(ctx, c.Pool)
+			if err != nil {
+				c.fail(err)
 				continue
 			}
-			return nil, &OtherAddressError{c.Owner, *e, c.Wanted.String()}
-		case have == nil || have.Row.State != Reserved && (r.State == Reserved || have.Row.State == Held):
-			have = e
+			pools[c.Pool] = p
+		}
+		c.pool = pools[c.Pool]
+		if err := c.decide(); err != nil {
+			c.fail(err)
+			continue
+		}
+		switch {
+		case c.take != nil:
+			key := blockName(c.take.Network, address.BlockOf(c.take.Addr))
+			at[key] = append(at[key], c)
+		case c.at.IsValid():
+			key := blockName(c.pool.spec.Network, address.BlockOf(c.at))
+			at[key] = append(at[key], c)
+		default:
+			key := c.Pool + "/" + c.Family.String()
+			any[key] = append(any[key], c)
 		}
 	}
-	return have, nil
+	for _, key := range slices.Sorted(maps.Keys(at)) {
+		again = append(again, s.fill(ctx, at[key])...)
+	}
+	for _, key := range slices.Sorted(maps.Keys(any)) {
+		again = append(again, s.fillAny(ctx, any[key])...)
+	}
+	return again
 }
 
-// take makes a row that the owner has, or had, reserved under the claim's op.
-func (s *Store) take(ctx context.Context, c Claim, e Entry) (Entry, error) {
-	pool, err := s.pool(ctx, c.Pool)
-	if err != nil {
-		return Entry{}, err
+// fewOwners is how many owners are asked for one by one: more are found in one look at all blocks.
+const fewOwners = 4
+
+// readRows lists the rows of all owners.
+func (s *Store) readRows(ctx context.Context, todo []*claiming) {
+	owners := map[string]bool{}
+	for _, c := range todo {
+		owners[c.Owner.Label()] = true
 	}
-	if c.PoolChosen && (e.Network != pool.spec.Network || !pool.spec.Contains(e.Addr)) {
-		return Entry{}, &OtherAddressError{c.Owner, e, "one of pool " + c.Pool}
+	type answer struct {
+		rows []Entry
+		err  error
 	}
-	row := e.Row
-	row.UID, row.State, row.Op, row.Until = c.Owner.UID, Reserved, c.Op, time.Time{}
+	answers := map[string]answer{}
+	var blocks []*block
+	var all error
+	if len(owners) > fewOwners {
+		blocks, all = s.blocks(ctx, "")
+	}
+	for _, c := range todo {
+		label := c.Owner.Label()
+		a, known := answers[label]
+		switch {
+		case known:
+		case len(owners) <= fewOwners:
+			a.rows, a.err = s.RowsOf(ctx, c.Owner)
+		case all != nil:
+			a.err = all
+		default:
+			a.rows, a.err = ownedIn(c.Owner, blocks)
+		}
+		answers[label] = a
+		c.rows = slices.Clone(a.rows)
+		if a.err != nil {
+			c.fail(a.err)
+		}
+	}
+}
+
+// fits says whether the pool lets the owner have a row's address.
+func (c *claiming) fits(e Entry) bool {
+	return e.Network == c.pool.spec.Network && c.pool.check(e.Addr, c.Owner.Namespace, false) == nil
+}
+
+// decide chooses the row that the owner may simply go on with, or that it needs a new one.
+func (c *claiming) decide() error {
+	c.plan = plan{}
+	rows := c.rows
+	for _, found := range c.found {
+		for _, e := range found {
+			if !slices.ContainsFunc(rows, func(x Entry) bool { return x.Key == e.Key }) {
+				rows = append(rows, e)
+			}
+		}
+	}
+	var err error
+	c.plan, err = c.Claim.decide(rows, c.fits)
+	return err
+}
+
+// decide is pure. In the order of their weight an owner's rows are: the one that the VM names, one
+// that replaces it, reserved ones, those being released, those that cool down; the lowest address
+// first. fits says whether the claim's pool allows an address.
+func (c Claim) decide(rows []Entry, fits func(Entry) bool) (plan, error) {
+	var mine []Entry
+	for _, e := range rows {
+		r := e.Row
+		switch {
+		case e.Family() != c.Family:
+		case r.State == Leaving && (!c.Replace || e.Addr != c.Wanted):
+			if c.Replace {
+				return plan{}, &MovingError{c.Owner, e}
+			}
+		case r.State == Held && !fits(e):
+			// It cools down in a pool that is not asked, or that is gone.
+		case r.UID != "" && r.UID != c.Owner.UID && !c.Adopt:
+			if r.State != Held {
+				return plan{}, &OlderUIDError{c.Owner, e}
+			}
+		default:
+			mine = append(mine, e)
+		}
+	}
+	slices.SortStableFunc(mine, func(a, b Entry) int {
+		return cmp.Or(cmp.Compare(c.weight(a), c.weight(b)), a.Addr.Compare(b.Addr))
+	})
+	if len(mine) == 0 {
+		return plan{at: c.Wanted}, nil
+	}
+	current := mine[0]
+	var p plan
+	for i := range mine {
+		e := &mine[i]
+		switch {
+		case c.Wanted.IsValid() && e.Addr == c.Wanted:
+			p.take = e
+		case !c.Wanted.IsValid() && e.Row.State == Reserved && c.names(current) && e.Row.Replaces == current.Addr.String():
+			p.take = e // a replacement that died half-way goes forward
+		}
+	}
+	switch {
+	case p.take != nil && (p.take.Addr == current.Addr || c.mayPass(*p.take, current)):
+	case p.take == nil && !c.Wanted.IsValid() && !c.Replace && fits(current):
+		p.take = &current
+	case p.take == nil && (current.Row.State == Held || c.Replace && current.Row.State == Reserved):
+		p.at = c.Wanted
+	default:
+		want := c.Wanted.String()
+		if !c.Wanted.IsValid() {
+			want = "one of pool " + c.Pool
+		}
+		return plan{}, &OtherAddressError{c.Owner, current, want}
+	}
+	p.sort(c, mine, current)
+	return p, nil
+}
+
+// mayPass says whether a row other than the one that counts may become the owner's address.
+func (c Claim) mayPass(e, current Entry) bool {
+	switch {
+	case c.Replace || current.Row.State == Held:
+		return true
+	case c.names(current):
+		return e.Row.State == Reserved && e.Row.Replaces == current.Addr.String()
+	}
+	return e.Row.State == Reserved // of two that the VM does not name, the one that was asked for
+}
+
+// sort tells the row that the owner moves away from and those that lost a race from one another.
+func (p *plan) sort(c Claim, mine []Entry, current Entry) {
+	for i := range mine {
+		e := &mine[i]
+		switch {
+		case e.Row.State != Reserved || p.take != nil && e.Addr == p.take.Addr:
+		case p.take != nil && p.take.Row.Replaces == e.Addr.String(), c.Replace && e.Addr == current.Addr:
+			p.old = e
+		default:
+			p.lost = append(p.lost, *e)
+		}
+	}
+}
+
+// names says whether the row is the one that the VM names.
+func (c Claim) names(e Entry) bool { return e.Row.State == Reserved && e.Addr == c.Named }
+
+func (c Claim) weight(e Entry) int {
+	switch {
+	case c.names(e):
+		return 0
+	case e.Row.State == Reserved:
+		return 1
+	case e.Row.State == Releasing || e.Row.State == Leaving:
+		return 2
+	}
+	return 3
+}
+
+// row is what the claim writes at an address; was is the owner's own row that stands there.
+func (c *claiming) row(now time.Time, was Row) Row {
+	row := Row{Since: now}
+	if c.take != nil {
+		row = was
+		row.Until = time.Time{}
+		if was.State != Reserved {
+			row.Since, row.Replaces = now, ""
+		}
+	}
+	row.VM, row.UID, row.Interface, row.State, row.Op = c.Owner.VM(), c.Owner.UID, c.Owner.Interface, Reserved, c.Op
 	if c.MAC != "" {
 		row.MAC = c.MAC
 	}
-	if e.Row.State != Reserved {
-		row.Since = s.Clock.Now()
+	if c.old != nil {
+		row.Replaces = c.old.Addr.String()
 	}
-	if !c.Preview {
-		if err := s.Transition(ctx, e, &row); IsChanged(err) {
-			return Entry{}, ErrChanged
-		} else if err != nil {
-			return Entry{}, err
-		}
-	}
-	e.Row = row
-	return e, nil
+	return row
 }
 
-func (c Claim) row(now time.Time) Row {
-	return Row{VM: c.Owner.VM(), UID: c.Owner.UID, Interface: c.Owner.Interface, MAC: c.MAC, State: Reserved, Op: c.Op, Since: now}
-}
-
-func (s *Store) claimWanted(ctx context.Context, c Claim, usable func(context.Context, netip.Addr) (string, error)) (Entry, error) {
-	before, err := s.pool(ctx, c.Pool)
-	if err != nil {
-		return Entry{}, err
-	}
-	if err := before.check(c.Wanted, c.Owner.Namespace, false); err != nil {
-		return Entry{}, err
-	}
-	prefix := address.BlockOf(c.Wanted)
-	b, err := s.block(ctx, before.spec.Network, prefix)
-	if err != nil {
-		return Entry{}, err
-	}
-	if b == nil {
-		b = newBlock(before.spec.Network, prefix)
-		space, err := before.spec.Space()
-		if err != nil {
-			return Entry{}, err
-		}
-		if !c.Preview && !s.DryRun && !slices.Contains(before.spec.open(space, c.Family), prefix) {
-			// Outside the open range a pool change does not create the block. So it has to be
-			// there before the pool is read, or the change would fence nothing.
-			if err := s.save(ctx, b); err != nil {
-				return Entry{}, err
+// look notes the owner's rows in a block that was just read and says whether they leave the
+// decision as it was. A row that another process has written since the rows were listed is found
+// here, and one whose label is gone.
+func (c *claiming) look(b *block) bool {
+	c.found[b.cm.Name] = b.rowsOf(c.Owner)
+	before := c.plan
+	for i := range c.rows {
+		// What the block says now is newer than what the list said.
+		if e := &c.rows[i]; strings.HasPrefix(e.Key, b.cm.Name+"/") {
+			now, ok := b.entry(e.Addr)
+			if !ok || now.Err != nil || !now.Row.same(e.Row) {
+				return false
 			}
-			return Entry{}, ErrChanged
 		}
 	}
-	if e, ok := b.entry(c.Wanted); ok {
-		free, err := s.expired(ctx, c, e)
-		if err != nil {
-			return Entry{}, err
-		}
-		if !free {
-			return Entry{}, &TakenError{c.Wanted, e}
-		}
+	if err := c.decide(); err != nil {
+		c.fail(err)
+		return true
 	}
-	by, err := usable(ctx, c.Wanted)
-	if err != nil {
-		return Entry{}, err
+	if (c.take == nil) != (before.take == nil) || c.at != before.at {
+		return c.take != nil && address.BlockOf(c.take.Addr) == b.prefix && c.take.Network == b.network
 	}
-	if by != "" {
-		return Entry{}, &InUseError{c.Wanted, by}
-	}
-	return s.commit(ctx, c, b, c.Wanted, false)
+	return c.take == nil || c.take.Key == before.take.Key
 }
 
-func (s *Store) claimAny(ctx context.Context, c Claim, usable func(context.Context, netip.Addr) (string, error)) (Entry, error) {
-	before, err := s.pool(ctx, c.Pool)
+// fill writes claims on given addresses of one block.
+func (s *Store) fill(ctx context.Context, items []*claiming) (again []*claiming) {
+	first := items[0]
+	network, a := first.pool.spec.Network, first.at
+	if first.take != nil {
+		network, a = first.take.Network, first.take.Addr
+	}
+	b, err := s.blockToFill(ctx, first, network, address.BlockOf(a))
+	if errors.Is(err, ErrChanged) {
+		return items
+	}
 	if err != nil {
-		return Entry{}, err
-	}
-	if why := before.spec.Serves(c.Owner.Namespace); why != "" {
-		return Entry{}, errors.New(why)
-	}
-	space, err := before.spec.Space()
-	if err != nil {
-		return Entry{}, err
-	}
-	open := before.spec.open(space, c.Family)
-	if len(open) == 0 {
-		return Entry{}, &PoolFullError{c.Pool, c.Family}
-	}
-	// Owners begin at different blocks, so that many writers at once seldom meet in one object.
-	sum := sha256.Sum256([]byte(c.Owner.VM() + "/" + c.Owner.Interface))
-	first := int(binary.BigEndian.Uint32(sum[:]) % uint32(len(open)))
-	for i := range open {
-		at := (first + i) % len(open)
-		b, err := s.block(ctx, before.spec.Network, open[at])
-		if err != nil {
-			return Entry{}, err
+		for _, c := range items {
+			c.fail(err)
 		}
-		if b == nil {
-			b = newBlock(before.spec.Network, open[at])
-		}
-		a, err := s.lowest(ctx, c, space, b, before, usable)
-		if err != nil {
-			return Entry{}, err
-		}
-		if !a.IsValid() {
+		return nil
+	}
+	var put []*claiming
+	for _, c := range items {
+		if !c.look(b) {
+			again = append(again, c)
 			continue
 		}
-		e, err := s.commit(ctx, c, b, a, true)
-		if err == nil && at == len(open)-1 && !c.Preview && !s.DryRun && nearlyFull(space, b) {
-			// Best effort: the one who finds no address opens the next block in any case.
-			_ = s.openNext(ctx, c, len(open))
+		if c.out.Err != nil {
+			continue
 		}
-		return e, err
+		if c.take != nil {
+			c.at = c.take.Addr
+		} else if err := s.free(ctx, c, b); err != nil {
+			c.fail(err)
+			continue
+		}
+		put = append(put, c)
 	}
-	if c.Preview || s.DryRun {
-		return Entry{}, &PoolFullError{c.Pool, c.Family}
+	return append(again, s.commit(ctx, b, put, false)...)
+}
+
+// free says why a claim can't have the address that it wants.
+func (s *Store) free(ctx context.Context, c *claiming, b *block) error {
+	if err := c.pool.check(c.at, c.Owner.Namespace, false); err != nil {
+		return err
 	}
-	if err := s.openNext(ctx, c, len(open)); err != nil {
-		return Entry{}, err
+	if e, ok := b.entry(c.at); ok {
+		free, err := s.expired(ctx, c.Claim, e)
+		if err != nil {
+			return err
+		}
+		if !free {
+			return &TakenError{c.at, e}
+		}
 	}
-	return Entry{}, ErrChanged
+	by, err := c.usable(ctx, c.at)
+	if err == nil && by != "" {
+		err = &InUseError{c.at, by}
+	}
+	return err
+}
+
+// usable asks the cluster once for each address.
+func (c *claiming) usable(ctx context.Context, a netip.Addr) (string, error) {
+	by, known := c.seen[a]
+	if known || c.Usable == nil {
+		return by, nil
+	}
+	by, err := c.Usable(ctx, a)
+	if err == nil {
+		c.seen[a] = by
+	}
+	return by, err
+}
+
+// blockToFill reads a block, or makes one that is missing.
+func (s *Store) blockToFill(ctx context.Context, c *claiming, network string, prefix netip.Prefix) (*block, error) {
+	b, err := s.block(ctx, network, prefix)
+	if err != nil || b != nil {
+		return b, err
+	}
+	b = newBlock(network, prefix)
+	space, err := c.pool.spec.Space()
+	if err != nil {
+		return nil, err
+	}
+	if c.Preview || s.DryRun || slices.Contains(c.pool.spec.open(space, c.Family), prefix) || c.pool.check(c.at, c.Owner.Namespace, false) != nil {
+		return b, nil
+	}
+	// Outside the open range a pool change does not create the block. So it has to be there
+	// before the pool is read, or the change would fence nothing.
+	if err := s.save(ctx, b); err != nil {
+		return nil, err
+	}
+	return nil, ErrChanged
+}
+
+// fillAny gives claims on one pool and family the lowest free addresses of the open blocks.
+func (s *Store) fillAny(ctx context.Context, items []*claiming) (again []*claiming) {
+	pool, family := items[0].pool, items[0].Family
+	fail := func(err error) {
+		for _, c := range items {
+			c.fail(err)
+		}
+	}
+	space, err := pool.spec.Space()
+	if err != nil {
+		fail(err)
+		return nil
+	}
+	items = slices.DeleteFunc(items, func(c *claiming) bool {
+		if why := pool.spec.Serves(c.Owner.Namespace); why != "" {
+			c.fail(errors.New(why))
+		}
+		return c.out.Err != nil
+	})
+	if len(items) == 0 {
+		return nil
+	}
+	open := pool.spec.open(space, family)
+	if len(open) == 0 {
+		fail(&PoolFullError{pool.spec.Name, family})
+		return nil
+	}
+	// Owners begin at different blocks, so that many writers at once seldom meet in one object;
+	// a batch fills block after block.
+	first := 0
+	if len(items) == 1 {
+		sum := sha256.Sum256([]byte(items[0].Owner.VM() + "/" + items[0].Owner.Interface))
+		first = int(binary.BigEndian.Uint32(sum[:]) % uint32(len(open)))
+	}
+	for i := 0; i < len(open) && len(items) > 0; i++ {
+		at := (first + i) % len(open)
+		b, err := s.block(ctx, pool.spec.Network, open[at])
+		if err != nil {
+			fail(err)
+			return again
+		}
+		if b == nil {
+			b = newBlock(pool.spec.Network, open[at])
+		}
+		put, changed, rest := s.choose(ctx, items, space, b)
+		again, items = append(again, changed...), rest
+		lost := s.commit(ctx, b, put, true)
+		again = append(again, lost...)
+		if len(put) > 0 && len(lost) == 0 && at == len(open)-1 && !put[0].Preview && !s.DryRun && nearlyFull(space, b) {
+			// Best effort: the one who finds no address opens the next block in any case.
+			_ = s.openNext(ctx, put[0].Pool, family, len(open), 1)
+		}
+	}
+	if len(items) == 0 {
+		return again
+	}
+	if items[0].Preview || s.DryRun {
+		fail(&PoolFullError{pool.spec.Name, family})
+		return again
+	}
+	if err := s.openNext(ctx, pool.spec.Name, family, len(open), len(items)); err != nil {
+		fail(err)
+		return again
+	}
+	return append(again, items...)
+}
+
+// choose finds addresses of a block for claims: in put those that have one, in changed those that
+// have to decide anew, in rest those for which the block has none.
+func (s *Store) choose(ctx context.Context, items []*claiming, space *address.Space, b *block) (put, changed, rest []*claiming) {
+	given := map[netip.Addr]bool{}
+	for _, c := range items {
+		if !c.look(b) {
+			changed = append(changed, c)
+			continue
+		}
+		if c.out.Err != nil {
+			continue
+		}
+		if c.take != nil {
+			c.at = c.take.Addr
+			put = append(put, c)
+			continue
+		}
+		a, err := s.lowest(ctx, c, space, b, given)
+		switch {
+		case err != nil:
+			c.fail(err)
+		case !a.IsValid():
+			rest = append(rest, c)
+		default:
+			c.at, given[a] = a, true
+			put = append(put, c)
+		}
+	}
+	return put, changed, rest
 }
 
 // lowest finds the lowest address of a block that nobody claims: first one without a row, then
 // one whose cool-down is over.
-func (s *Store) lowest(ctx context.Context, c Claim, space *address.Space, b *block, pool *poolObject, usable func(context.Context, netip.Addr) (string, error)) (netip.Addr, error) {
+func (s *Store) lowest(ctx context.Context, c *claiming, space *address.Space, b *block, given map[netip.Addr]bool) (netip.Addr, error) {
 	for _, reuse := range []bool{false, true} {
 		for a := range space.InBlock(b.prefix) {
 			e, ok := b.entry(a)
 			// The block's addresses are the specification's; only an announced change can refuse one.
-			if ok != reuse || pool.pending != nil && pool.check(a, c.Owner.Namespace, true) != nil {
+			if ok != reuse || given[a] || c.pool.pending != nil && c.pool.check(a, c.Owner.Namespace, true) != nil {
 				continue
 			}
 			if ok {
-				free, err := s.expired(ctx, c, e)
+				free, err := s.expired(ctx, c.Claim, e)
 				if err != nil {
 					return netip.Addr{}, err
 				}
@@ -310,7 +654,7 @@ func (s *Store) lowest(ctx context.Context, c Claim, space *address.Space, b *bl
 					continue
 				}
 			}
-			by, err := usable(ctx, a)
+			by, err := c.usable(ctx, a)
 			if err != nil {
 				return netip.Addr{}, err
 			}
@@ -322,41 +666,82 @@ func (s *Store) lowest(ctx context.Context, c Claim, space *address.Space, b *bl
 	return netip.Addr{}, nil
 }
 
-// commit writes the row. The pool and its registry entry are read after the block was: a change
+// commit writes the rows of one block. Pools and registry are read after the block was: a change
 // of either in between has fenced the block, and the write meets a conflict.
-func (s *Store) commit(ctx context.Context, c Claim, b *block, a netip.Addr, automatic bool) (Entry, error) {
-	pool, err := s.pool(ctx, c.Pool)
-	if err != nil {
-		return Entry{}, err
-	}
-	if err := pool.check(a, c.Owner.Namespace, automatic); err != nil {
-		if automatic {
-			return Entry{}, ErrChanged // the pool changed while we chose
+func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic bool) (again []*claiming) {
+	pools := map[string]error{}
+	now := map[string]*poolObject{}
+	var rows []*claiming
+	for _, c := range put {
+		was, had := b.entry(c.at)
+		if c.take == nil || was.Row.State != Reserved {
+			if _, known := pools[c.Pool]; !known {
+				now[c.Pool], pools[c.Pool] = s.registered(ctx, c.Pool, b.network)
+			}
+			err := pools[c.Pool]
+			if err == nil {
+				err = now[c.Pool].check(c.at, c.Owner.Namespace, automatic && c.take == nil)
+				if err != nil && (automatic || c.take != nil) {
+					again = append(again, c) // the pool changed while we chose
+					continue
+				}
+			}
+			if err != nil {
+				c.fail(err)
+				continue
+			}
 		}
-		return Entry{}, err
+		c.out.Fresh = !had || was.Row.State != Reserved
+		row := c.row(s.Clock.Now(), was.Row)
+		if err := b.put(c.at, &row); err != nil {
+			c.fail(err)
+			continue
+		}
+		rows = append(rows, c)
 	}
-	cm, err := s.get(ctx, networkName(b.network))
+	if len(rows) == 0 {
+		return again
+	}
+	if !rows[0].Preview {
+		err := s.save(ctx, b)
+		if errors.Is(err, ErrChanged) {
+			return append(again, rows...)
+		}
+		if err != nil {
+			for _, c := range rows {
+				c.fail(err)
+			}
+			return again
+		}
+	}
+	for _, c := range rows {
+		c.out.Entry, _ = b.entry(c.at)
+		c.out.Old, c.out.Lost = c.old, c.lost
+	}
+	return again
+}
+
+// registered reads a pool together with its entry in the network's registry.
+func (s *Store) registered(ctx context.Context, name, network string) (*poolObject, error) {
+	pool, err := s.pool(ctx, name)
 	if err != nil {
-		return Entry{}, err
+		return nil, err
+	}
+	if err := writable(pool.cm); err != nil {
+		return nil, err
+	}
+	cm, err := s.get(ctx, networkName(network))
+	if err != nil {
+		return nil, err
 	}
 	registry, err := parseNetwork(cm)
 	if err != nil {
-		return Entry{}, err
+		return nil, err
 	}
-	if _, ok := registry.Pools[c.Pool]; !ok || pool.spec.Network != b.network {
-		return Entry{}, fmt.Errorf("pool %s is not registered in network %s: an interrupted command left it; repeat `pool add %s` or `pool remove %s`", c.Pool, b.network, c.Pool, c.Pool)
+	if _, ok := registry.Pools[name]; !ok || pool.spec.Network != network {
+		return nil, fmt.Errorf("pool %s is not registered in network %s: an interrupted command left it; repeat `pool add %s` or `pool remove %s`", name, network, name, name)
 	}
-	row := c.row(s.Clock.Now())
-	if err := b.put(a, &row); err != nil {
-		return Entry{}, err
-	}
-	if !c.Preview {
-		if err := s.save(ctx, b); err != nil {
-			return Entry{}, err
-		}
-	}
-	e, _ := b.entry(a)
-	return e, nil
+	return pool, nil
 }
 
 // expired says whether a row is a cool-down that is over and whose last owner is proven not to
@@ -379,19 +764,32 @@ func nearlyFull(space *address.Space, b *block) bool {
 	return taken*4 >= all*3
 }
 
-// openNext lets automatic choice use one block more than `open`.
-func (s *Store) openNext(ctx context.Context, c Claim, open int) error {
-	return s.updatePool(ctx, c.Pool, func(p *poolObject) error {
+// openNext lets automatic choice use more than `open` blocks of a family: as many as hold `need`
+// addresses. Where somebody has opened one meanwhile it changes nothing.
+func (s *Store) openNext(ctx context.Context, pool string, family address.Family, open, need int) error {
+	return s.updatePool(ctx, pool, func(p *poolObject) error {
 		space, err := p.spec.Space()
 		if err != nil {
 			return err
 		}
-		if p.spec.OpenBlocks > open {
+		if len(p.spec.open(space, family)) > open {
 			return nil
 		}
-		p.spec.OpenBlocks = open + 1
-		if len(p.spec.open(space, c.Family)) <= open {
-			return &PoolFullError{c.Pool, c.Family}
+		n := 0
+		for b := range space.Blocks(family) {
+			if n++; n <= open {
+				continue
+			}
+			p.spec.OpenBlocks = n
+			for range space.InBlock(b) {
+				need--
+			}
+			if need <= 0 {
+				return nil
+			}
+		}
+		if n <= open {
+			return &PoolFullError{pool, family}
 		}
 		return nil
 	})

@@ -101,12 +101,12 @@ func (s *Store) write(ctx context.Context, cm *corev1.ConfigMap) error {
 				return ErrChanged
 			}
 			lost = rerr
-		case !ambiguous(err):
+		case !Ambiguous(err):
 			return s.describe(cm.Name, err)
 		default:
 			lost = err
 		}
-		if !s.pause(ctx, try) || try == maxSettle {
+		if !Pause(ctx, try) || try == maxSettle {
 			return &UnknownError{Object: "configmap " + s.Namespace + "/" + cm.Name, Err: lost}
 		}
 	}
@@ -127,8 +127,8 @@ func mapsEqual(a, b map[string]string) bool {
 	return true
 }
 
-// ambiguous says whether the server may have applied a write all the same.
-func ambiguous(err error) bool {
+// Ambiguous says whether the server may have applied a write all the same.
+func Ambiguous(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return true // no answer at all
@@ -137,9 +137,9 @@ func ambiguous(err error) bool {
 		apierrors.IsServiceUnavailable(err) || apierrors.IsUnexpectedServerError(err)
 }
 
-// pause waits before the next try, longer after more tries and never the same time in two
+// Pause waits before the next try, longer after more tries and never the same time in two
 // processes; false when the context has ended.
-func (s *Store) pause(ctx context.Context, try int) bool {
+func Pause(ctx context.Context, try int) bool {
 	limit := min(2*time.Millisecond<<min(try, 7), 200*time.Millisecond)
 	select {
 	case <-ctx.Done():
@@ -156,7 +156,7 @@ func (s *Store) retry(ctx context.Context, attempt func() error) error {
 		if !errors.Is(err, ErrChanged) {
 			return err
 		}
-		if !s.pause(ctx, try) {
+		if !Pause(ctx, try) {
 			return fmt.Errorf("gave up after %d conflicts with other writers: %w", try+1, context.Cause(ctx))
 		}
 	}
@@ -175,30 +175,50 @@ func (e *DamagedError) Error() string {
 // RowsOf returns the rows that name the owner's machine and interface, whatever their UID, in
 // one request however large the ledger is.
 func (s *Store) RowsOf(ctx context.Context, o Owner) ([]Entry, error) {
-	list, err := s.ConfigMaps.List(ctx, metav1.ListOptions{LabelSelector: LabelKind + "=" + KindBlock + "," + o.Label()})
+	blocks, err := s.blocks(ctx, o.Label())
 	if err != nil {
-		return nil, fmt.Errorf("ledger rows of %s in namespace %s: %w", o, s.Namespace, err)
+		return nil, fmt.Errorf("ledger rows of %s: %w", o, err)
 	}
-	var out []Entry
+	return ownedIn(o, blocks)
+}
+
+// blocks lists the blocks with a label; "" lists all.
+func (s *Store) blocks(ctx context.Context, label string) ([]*block, error) {
+	selector := LabelKind + "=" + KindBlock
+	if label != "" {
+		selector += "," + label
+	}
+	list, err := s.ConfigMaps.List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, fmt.Errorf("ledger in namespace %s: %w", s.Namespace, err)
+	}
+	var out []*block
 	for i := range list.Items {
 		b, err := parseBlock(&list.Items[i])
 		if err != nil {
 			return nil, s.describe(list.Items[i].Name, err)
 		}
-		var damaged *Entry
-		found := false
-		for _, e := range b.entries() {
-			switch {
-			case e.Err != nil:
-				damaged = &e
-			case e.Row.State != Foreign && e.Row.Names(o):
-				found = true
-				out = append(out, e)
+		out = append(out, b)
+	}
+	return out, nil
+}
+
+// ownedIn finds an owner's rows. A block that has the owner's label and, instead of its row, one
+// that can't be read may hide it.
+func ownedIn(o Owner, blocks []*block) (out []Entry, err error) {
+	for _, b := range blocks {
+		if _, labelled := b.cm.Labels[o.Label()]; !labelled {
+			continue
+		}
+		rows := b.rowsOf(o)
+		if len(rows) == 0 {
+			for _, e := range b.entries() {
+				if e.Err != nil {
+					return nil, &DamagedError{o, e}
+				}
 			}
 		}
-		if !found && damaged != nil {
-			return nil, &DamagedError{o, *damaged}
-		}
+		out = append(out, rows...)
 	}
 	slices.SortFunc(out, compareEntries)
 	return out, nil

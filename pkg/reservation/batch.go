@@ -22,16 +22,23 @@ type Outcome struct {
 // Each does the same to many machines, going on after errors, and returns the outcomes in the
 // order of the machines.
 func Each(ctx context.Context, vms []machine.Ref, do func(context.Context, machine.Ref) (Result, error)) []Outcome {
-	out := make([]Outcome, len(vms))
+	return each(vms, func(_ int, vm machine.Ref) Outcome {
+		res, err := do(ctx, vm)
+		return Outcome{vm, res, err}
+	})
+}
+
+// each does the same to all items, several at once, and returns the answers in their order.
+func each[T, R any](items []T, do func(int, T) R) []R {
+	out := make([]R, len(items))
 	var g errgroup.Group
 	g.SetLimit(parallel)
-	for i, vm := range vms {
+	for i, item := range items {
 		g.Go(func() error {
-			res, err := do(ctx, vm)
-			out[i] = Outcome{vm, res, err}
+			out[i] = do(i, item)
 			return nil
 		})
 	}
-	_ = g.Wait() // errors are in the outcomes
+	_ = g.Wait() // errors are in the answers
 	return out
 }

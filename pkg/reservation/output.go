@@ -60,6 +60,9 @@ func (o Outcome) Operation(verb string, dry cli.DryRun) v1alpha1.Operation {
 	case o.Result.Waiting != "":
 		op.Message = o.Result.Waiting
 	}
+	if o.Err == nil && o.Result.Releasing {
+		op.Verb = "releasing" // an address that is still in use has not been released
+	}
 	return op
 }
 
@@ -95,9 +98,6 @@ func Print(env *cli.Env, results []Outcome, verb string, dry cli.DryRun, out pri
 }
 
 // IsNoReservation says whether a release found nothing to release.
-func IsNoReservation(err error) bool {
-	var refused *RefusedError
-	return errors.As(err, &refused) && refused.Code == codeNoReservation
-}
+func IsNoReservation(err error) bool { return codeOf(err) == codeNoReservation }
 
 const codeNoReservation = "NoReservation"

@@ -78,7 +78,7 @@ func (s *Service) Release(ctx context.Context, req ReleaseRequest) (Result, erro
 			return res, fmt.Errorf("%s: releasing %s: %w", object(req.VM), e.Addr, err)
 		}
 		if why != "" {
-			res.Waiting = why
+			res.Waiting, res.Releasing = why, true
 		}
 	}
 	return res, nil
@@ -98,7 +98,13 @@ func (s *Service) rowsOf(ctx context.Context, ref machine.Ref, iface string) (ro
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, err
 	}
-	if err != nil || vm.Spec.Template == nil {
+	var said *ledger.Reservations
+	unknown := err != nil || vm.Spec.Template == nil
+	if !unknown {
+		said, err = ledger.ReservationsOf(vm.Annotations)
+		unknown = err != nil // an interface that has been renamed is named there only
+	}
+	if unknown {
 		snap, serr := s.Ledger.Snapshot(ctx)
 		if serr != nil {
 			return nil, serr
@@ -108,7 +114,7 @@ func (s *Service) rowsOf(ctx context.Context, ref machine.Ref, iface string) (ro
 				rows = append(rows, e)
 			}
 		}
-		if len(rows) == 0 && err != nil {
+		if len(rows) == 0 && apierrors.IsNotFound(err) {
 			return nil, err // neither a machine nor a row of that name
 		}
 		return rows, nil
@@ -117,7 +123,7 @@ func (s *Service) rowsOf(ctx context.Context, ref machine.Ref, iface string) (ro
 	for _, i := range machine.Interfaces(vm.Namespace, &vm.Spec.Template.Spec) {
 		names[i.Name] = true
 	}
-	if said, err := ledger.ReservationsOf(vm.Annotations); err == nil && said != nil {
+	if said != nil {
 		for name := range said.Interfaces {
 			names[name] = true
 		}
@@ -192,17 +198,31 @@ func (s *Service) dropObjects(ctx context.Context, ref machine.Ref, e ledger.Ent
 	if err != nil {
 		return
 	}
-	p, err := cluster.For(ctx, machine.Interface{Name: e.Row.Interface, Pod: true})
+	i := s.interfaceOf(ctx, ref, e.Row.Interface)
+	p, err := cluster.For(ctx, i)
 	if err != nil {
 		return
 	}
-	set, err := p.Render(ref, machine.Interface{Name: e.Row.Interface, Pod: true}, []netip.Addr{e.Addr})
+	set, err := p.Render(ref, i, []netip.Addr{e.Addr})
 	if err != nil {
 		return
 	}
 	if err := s.drop(ctx, set.Objects); err != nil {
 		s.warn("%s is released, but %v stays: remove it by hand", e.Addr, err)
 	}
+}
+
+// interfaceOf finds a machine's interface. Where the machine is gone so is what the interface was
+// connected to: most are on the pod network.
+func (s *Service) interfaceOf(ctx context.Context, ref machine.Ref, name string) machine.Interface {
+	if vm, err := s.getVM(ctx, ref); err == nil && vm.Spec.Template != nil {
+		for _, i := range machine.Interfaces(vm.Namespace, &vm.Spec.Template.Spec) {
+			if i.Name == name {
+				return i
+			}
+		}
+	}
+	return machine.Interface{Name: name, Pod: true}
 }
 
 // strip takes our annotations off the VM, only where they carry the row's address, and writes a
@@ -223,7 +243,7 @@ func (s *Service) strip(ctx context.Context, ref machine.Ref, e ledger.Entry) er
 		if !ok || now.Err != nil || now.Row.State != ledger.Releasing || now.Row.Op != e.Row.Op {
 			return fmt.Errorf("row of %s: %w", e.Addr, ledger.ErrChanged)
 		}
-		change, err := stripped(vm, e)
+		change, err := stripped(vm, e, s.asked(ctx, vm, e))
 		if err != nil {
 			return err
 		}
@@ -238,19 +258,46 @@ func (s *Service) strip(ctx context.Context, ref machine.Ref, e ledger.Entry) er
 		case !machine.IsConflict(err):
 			return fmt.Errorf("%s: %w", object(ref), err)
 		}
-		if err := wait(ctx, try); err != nil {
-			return err
+		if !ledger.Pause(ctx, try) {
+			return fmt.Errorf("%s: %w", object(ref), context.Cause(ctx))
 		}
 	}
 }
 
+// asked are the template annotations with which the row's address alone is asked for.
+func (s *Service) asked(ctx context.Context, vm *kubevirtv1.VirtualMachine, e ledger.Entry) map[string]string {
+	cluster, err := s.profiles(ctx)
+	if err != nil || vm.Spec.Template == nil {
+		return nil // the look that follows finds a template that still names the address
+	}
+	for _, i := range machine.Interfaces(vm.Namespace, &vm.Spec.Template.Spec) {
+		if i.Name != e.Row.Interface {
+			continue
+		}
+		if p, err := cluster.For(ctx, i); err == nil {
+			if set, err := p.Render(machine.RefOf(vm), i, []netip.Addr{e.Addr}); err == nil {
+				return set.Annotations
+			}
+		}
+	}
+	return nil
+}
+
 // stripped is the change that takes one address off the VM: annotations that are still as the
 // reservation wrote them and carry the address, or all of them with the interface's last address.
-func stripped(vm *kubevirtv1.VirtualMachine, e ledger.Entry) (machine.Patch, error) {
+// What the VM says is believed where it says it of itself, or of the earlier machine that the row
+// is of: a manifest that was exported and applied again carries it. Where nothing can be believed
+// the template loses what asks for just this address.
+func stripped(vm *kubevirtv1.VirtualMachine, e ledger.Entry, asked map[string]string) (machine.Patch, error) {
 	change := machine.Patch{Set: map[string]string{ledger.AnnotationLastOp: ledger.NewOp()}}
 	said, err := ledger.ReservationsOf(vm.Annotations)
-	if err != nil || said == nil || said.UID != vm.UID {
-		return change, nil // nothing of ours can be told from what is the user's
+	if err != nil || said == nil || said.UID != vm.UID && said.UID != e.Row.UID {
+		for k, v := range asked {
+			if vm.Spec.Template.ObjectMeta.Annotations[k] == v {
+				change.RemoveTemplate = append(change.RemoveTemplate, k)
+			}
+		}
+		return change, nil
 	}
 	mine, ok := said.Interfaces[e.Row.Interface]
 	if !ok || !said.Names(e.Row.Interface, e.Addr) {
@@ -291,18 +338,26 @@ func (s *Service) Settle(ctx context.Context, ref machine.Ref) error {
 	if err != nil {
 		return err
 	}
+	_, err = s.moveOn(ctx, ref, rows)
+	return err
+}
+
+// moveOn takes the rows back that their machine is leaving, or that were marked for release, and
+// that nothing uses any more. It says whether it changed any.
+func (s *Service) moveOn(ctx context.Context, ref machine.Ref, rows []ledger.Entry) (moved bool, err error) {
 	var errs []error
 	for _, e := range rows {
-		if e.Row.State != ledger.Leaving && e.Row.State != ledger.Releasing {
+		if e.Err != nil || e.Row.State != ledger.Leaving && e.Row.State != ledger.Releasing {
 			continue
 		}
 		why, err := s.look(ctx, ref, e.Row.Interface, e.Addr, false)
 		if err == nil && why == "" {
 			_, err = s.takeBack(ctx, ref, e)
+			moved = moved || err == nil
 		}
 		if err != nil && !ledger.IsChanged(err) {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return moved, errors.Join(errs...)
 }

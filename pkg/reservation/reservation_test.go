@@ -53,7 +53,7 @@ func vm(t *testing.T) *kubevirtv1.VirtualMachine {
 func TestStrippedTakesOnlyOurs(t *testing.T) {
 	both := vm(t)
 	// One of two addresses: the annotation that carries it goes, the MAC's stays with the other.
-	change, err := stripped(both, entry(v4, ledger.Releasing, "u-1"))
+	change, err := stripped(both, entry(v4, ledger.Releasing, "u-1"), nil)
 	if err != nil || !slices.Equal(change.RemoveTemplate, []string{"ovn.kubernetes.io/ip_address"}) {
 		t.Errorf("first address: %+v, %v", change, err)
 	}
@@ -63,7 +63,7 @@ func TestStrippedTakesOnlyOurs(t *testing.T) {
 	// The last one takes everything of ours, and nothing else.
 	one := vm(t)
 	one.Annotations[ledger.AnnotationReservations] = strings.Replace(one.Annotations[ledger.AnnotationReservations], `,"2001:db8::20"]`, "]", 1)
-	change, err = stripped(one, entry(v4, ledger.Releasing, "u-1"))
+	change, err = stripped(one, entry(v4, ledger.Releasing, "u-1"), nil)
 	slices.Sort(change.RemoveTemplate)
 	if err != nil || !slices.Equal(change.RemoveTemplate, []string{"ovn.kubernetes.io/ip_address", "ovn.kubernetes.io/mac_address"}) || !slices.Equal(change.Remove, []string{ledger.AnnotationReservations}) {
 		t.Errorf("last address: %+v, %v", change, err)
@@ -72,7 +72,10 @@ func TestStrippedTakesOnlyOurs(t *testing.T) {
 		"the user has changed it": func(vm *kubevirtv1.VirtualMachine) {
 			vm.Spec.Template.ObjectMeta.Annotations["ovn.kubernetes.io/ip_address"] = "198.51.100.99"
 		},
-		"the annotation is a clone's": func(vm *kubevirtv1.VirtualMachine) { vm.UID = "u-2" },
+		"the annotation is a clone's": func(vm *kubevirtv1.VirtualMachine) {
+			vm.UID = "u-2"
+			vm.Annotations[ledger.AnnotationReservations] = strings.ReplaceAll(vm.Annotations[ledger.AnnotationReservations], `"u-1"`, `"u-9"`)
+		},
 		"the VM names another address": func(vm *kubevirtv1.VirtualMachine) {
 			vm.Annotations[ledger.AnnotationReservations] = strings.ReplaceAll(vm.Annotations[ledger.AnnotationReservations], v4.String(), "198.51.100.21")
 		},
@@ -80,8 +83,37 @@ func TestStrippedTakesOnlyOurs(t *testing.T) {
 	} {
 		vm := vm(t)
 		alter(vm)
-		change, err := stripped(vm, entry(v4, ledger.Releasing, "u-1"))
+		change, err := stripped(vm, entry(v4, ledger.Releasing, "u-1"), map[string]string{"ovn.kubernetes.io/ip_address": v4.String()})
 		if err != nil || len(change.RemoveTemplate) != 0 || change.Set[ledger.AnnotationLastOp] == "" {
+			t.Errorf("%s: %+v, %v", name, change, err)
+		}
+	}
+}
+
+// What the machine says of its addresses can be lost, or be another machine's: its template must
+// not go on asking for the address all the same.
+func TestStrippedWithoutAWordOfTheMachine(t *testing.T) {
+	asked := map[string]string{"ovn.kubernetes.io/ip_address": v4.String()}
+	for name, c := range map[string]struct {
+		alter func(*kubevirtv1.VirtualMachine)
+		want  []string
+	}{
+		"damaged":                  {func(vm *kubevirtv1.VirtualMachine) { vm.Annotations[ledger.AnnotationReservations] = "{" }, []string{"ovn.kubernetes.io/ip_address"}},
+		"none":                     {func(vm *kubevirtv1.VirtualMachine) { delete(vm.Annotations, ledger.AnnotationReservations) }, []string{"ovn.kubernetes.io/ip_address"}},
+		"of the machine before it": {func(vm *kubevirtv1.VirtualMachine) { vm.UID = "u-2" }, []string{"ovn.kubernetes.io/ip_address", "ovn.kubernetes.io/mac_address"}},
+		"none, and another's address": {func(vm *kubevirtv1.VirtualMachine) {
+			delete(vm.Annotations, ledger.AnnotationReservations)
+			vm.Spec.Template.ObjectMeta.Annotations["ovn.kubernetes.io/ip_address"] = "198.51.100.2"
+		}, nil},
+	} {
+		vm := vm(t)
+		vm.Annotations[ledger.AnnotationReservations] = strings.Replace(vm.Annotations[ledger.AnnotationReservations], `,"2001:db8::20"]`, "]", 1)
+		vm.Spec.Template.ObjectMeta.Annotations["ovn.kubernetes.io/ip_address"] = v4.String()
+		vm.Annotations[ledger.AnnotationReservations] = strings.Replace(vm.Annotations[ledger.AnnotationReservations], "198.51.100.20,2001:db8::20", v4.String(), 1)
+		c.alter(vm)
+		change, err := stripped(vm, entry(v4, ledger.Releasing, "u-1"), asked)
+		slices.Sort(change.RemoveTemplate)
+		if err != nil || !slices.Equal(change.RemoveTemplate, c.want) {
 			t.Errorf("%s: %+v, %v", name, change, err)
 		}
 	}
@@ -100,7 +132,12 @@ func TestCompleteBelievesUIDsOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	base := func() *intent {
-		return &intent{vm: vm(t), ref: ref, iface: machine.Interface{Name: "default", Pod: true}, pool: pool, families: address.Families, wanted: map[address.Family]netip.Addr{}}
+		said, err := ledger.ReservationsOf(vm(t).Annotations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &intent{vm: vm(t), said: said, ref: ref, iface: machine.Interface{Name: "default", Pod: true}, pool: pool, families: address.Families, wanted: map[address.Family]netip.Addr{},
+			owner: ledger.Owner{Namespace: "tenant-a", Name: "db-1", UID: "u-1", Interface: "default"}}
 	}
 	rows := []ledger.Entry{entry(v4, ledger.Reserved, "u-1"), entry(v6, ledger.Reserved, "u-1")}
 	for name, c := range map[string]struct {
@@ -112,17 +149,16 @@ func TestCompleteBelievesUIDsOnly(t *testing.T) {
 		"another one wanted":          {func(in *intent, _ []ledger.Entry) { in.wanted[address.IPv4] = v4.Next() }, false},
 		"a family is missing":         {func(_ *intent, r []ledger.Entry) { r[1].Row.State = ledger.Held }, false},
 		"the row is an earlier VM's":  {func(_ *intent, r []ledger.Entry) { r[0].Row.UID = "u-0" }, false},
-		"the annotation is a clone's": {func(in *intent, _ []ledger.Entry) { in.vm.UID = "u-2" }, false},
+		"the annotation is a clone's": {func(in *intent, _ []ledger.Entry) { in.said = nil }, false},
+		"another one in exchange":     {func(in *intent, _ []ledger.Entry) { in.req.Replace = true }, false},
+		"another MAC to record":       {func(in *intent, _ []ledger.Entry) { in.req.MAC = "02:00:00:00:00:99" }, false},
 		"the row is not named":        {func(_ *intent, r []ledger.Entry) { r[0].Addr = v4.Next() }, false},
 		"another network":             {func(_ *intent, r []ledger.Entry) { r[0].Network = "isolated" }, false},
 	} {
 		in, r := base(), slices.Clone(rows)
 		c.change(in, r)
-		said, err := ledger.ReservationsOf(in.vm.Annotations)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := in.complete(r, said); (got != nil) != c.want {
+		in.rows = r
+		if got := (&Service{}).complete(in); (got != nil) != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

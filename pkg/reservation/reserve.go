@@ -1,13 +1,12 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,7 +17,6 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
-	"github.com/kubectl-vmip/kubectl-vmip/pkg/preflight"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
 )
 
@@ -31,6 +29,15 @@ type Request struct {
 	Pool string
 	// Addresses are the ones wanted, at most one a family; none lets the ledger choose.
 	Addresses []netip.Addr
+	// MAC is recorded with the addresses; "" records what the template pins.
+	MAC string
+	// Replace moves an interface that has an address to another one.
+	Replace bool
+	// Adopt records the addresses that the machine has, and takes rows of an earlier machine of
+	// its name over.
+	Adopt bool
+	// Ahead lets the machine be missing: its rows wait for it.
+	Ahead bool
 }
 
 // Result is what a request came to.
@@ -43,98 +50,223 @@ type Result struct {
 	// the ones that it has.
 	RestartPending bool
 	Running        []netip.Addr
-	// Waiting says why a released address is not free yet.
-	Waiting string
+	// Waiting says why a released address is not free yet; Releasing is set where it is only
+	// marked, and freed once nothing uses it any more.
+	Waiting   string
+	Releasing bool
 }
 
-// intent is a request that has passed every check and may be written.
-type intent struct {
-	vm      *kubevirtv1.VirtualMachine
-	ref     machine.Ref
-	iface   machine.Interface
-	owner   ledger.Owner
-	pool    ledger.Pool
-	profile profile.Profile
-	// families are what the machine is to have, wanted the addresses that were asked for.
-	families []address.Family
-	wanted   map[address.Family]netip.Addr
-	// own are the addresses that pods of this very machine were seen to have.
-	own map[netip.Addr]bool
-	// looked is set once pods were asked for an address that the machine is to have.
-	looked bool
-	vmi    *kubevirtv1.VirtualMachineInstance
-}
+// maxTries is how often a request is decided anew before it gives up: enough for any number of
+// commands for one interface to end one after the other.
+const maxTries = 64
 
-// Reserve gives one interface its addresses: the ledger's row first, then the VM's template. It
-// is idempotent, and safe to repeat after any failure.
-func (s *Service) Reserve(ctx context.Context, req Request) (Result, error) {
-	for try := 0; ; try++ {
-		res, err := s.reserve(ctx, req)
-		if !errors.Is(err, errLost) {
-			return res, err
+// errGiveUp ends a request that was never the faster one.
+var errGiveUp = errors.New("gave up: other commands keep changing the reservation of the same interface; run the command again")
+
+// Reserve gives interfaces their addresses: the ledger's rows first, then the VMs' templates. It
+// is idempotent, and safe to repeat after any failure. Rows of many machines are written
+// together, and one machine's failure is none of the others'. done is called once for each
+// request, in any order and never by two goroutines at once; it may be nil. The outcomes have
+// the order of the requests.
+func (s *Service) Reserve(ctx context.Context, reqs []Request, done func(Outcome)) []Outcome {
+	out := make([]Outcome, len(reqs))
+	todo := make([]int, len(reqs))
+	for i, r := range reqs {
+		out[i].VM, todo[i] = r.VM, i
+	}
+	for try := 0; len(todo) > 0; try++ {
+		batch := make([]Request, len(todo))
+		for n, i := range todo {
+			batch[n] = reqs[i]
 		}
-		// Somebody reserves for the same interface. Let them finish, then see what came of it.
-		select {
-		case <-ctx.Done():
-			return res, fmt.Errorf("%s: %w", object(req.VM), context.Cause(ctx))
-		case <-time.After(rand.N(min(10*time.Millisecond<<min(try, 6), 500*time.Millisecond))):
+		var again []int
+		for n, o := range s.reserve(ctx, batch) {
+			i := todo[n]
+			if errors.Is(o.Err, errLost) {
+				// Somebody reserves for the same interface. Let them finish, then see what came of it.
+				again = append(again, i)
+				continue
+			}
+			out[i] = o
+			if done != nil {
+				done(o)
+			}
+		}
+		if todo = again; len(todo) == 0 {
+			break
+		}
+		if try == maxTries || !ledger.Pause(ctx, try+3) {
+			for _, i := range todo {
+				err := context.Cause(ctx)
+				if err == nil {
+					err = errGiveUp
+				}
+				out[i].Err = fmt.Errorf("%s: %w", object(reqs[i].VM), err)
+				if done != nil {
+					done(out[i])
+				}
+			}
+			break
 		}
 	}
+	return out
 }
 
-func (s *Service) reserve(ctx context.Context, req Request) (Result, error) {
-	in, err := s.intend(ctx, req)
+// reserve tries every request once; errLost asks for another try.
+func (s *Service) reserve(ctx context.Context, reqs []Request) []Outcome {
+	reads := s.readAhead(ctx, reqs)
+	type begun struct {
+		*intent
+		err error
+	}
+	intents := each(reqs, func(_ int, req Request) begun {
+		in, err := s.intend(ctx, req, reads)
+		return begun{in, err}
+	})
+	op := ledger.NewOp()
+	var claims []ledger.Claim
+	var of []int
+	have := make([][]ledger.Claimed, len(reqs))
+	for i, in := range intents {
+		if in.err != nil {
+			continue
+		}
+		if have[i] = s.complete(in.intent); have[i] != nil {
+			continue
+		}
+		for _, f := range in.families {
+			claims, of = append(claims, s.claim(in.intent, f, op)), append(of, i)
+		}
+	}
+	got := make([][]ledger.Claimed, len(reqs))
+	for n, c := range s.Ledger.Claim(ctx, claims...) {
+		got[of[n]] = append(got[of[n]], c)
+	}
+	return each(reqs, func(i int, req Request) Outcome {
+		o := Outcome{VM: req.VM, Err: intents[i].err}
+		switch in := intents[i].intent; {
+		case o.Err != nil:
+		case have[i] != nil:
+			o.Result, o.Err = s.stand(ctx, in, have[i], op)
+		default:
+			o.Result, o.Err = s.write(ctx, in, got[i], op)
+		}
+		return o
+	})
+}
+
+// stand ends a request whose rows the VM names already: only its template may lack something.
+func (s *Service) stand(ctx context.Context, in *intent, have []ledger.Claimed, op string) (Result, error) {
+	if in.vm == nil {
+		return in.result(entriesOf(have), true), nil
+	}
+	set, err := in.profile.Render(in.ref, in.iface, addrsOf(entriesOf(have)))
 	if err != nil {
+		return Result{}, &RefusedError{Object: object(in.ref), Code: "NotSupported", Err: err}
+	}
+	if carriesAll(in.vm.Spec.Template.ObjectMeta.Annotations, set.Annotations) {
+		s.tidy(ctx, in, have, op)
+		return s.finish(ctx, in, entriesOf(have), set, true)
+	}
+	var claims []ledger.Claim
+	for _, f := range in.families {
+		claims = append(claims, s.claim(in, f, op))
+	}
+	return s.write(ctx, in, s.Ledger.Claim(ctx, claims...), op)
+}
+
+// write takes a request from its rows to the template. Where that fails for good the rows that
+// are new go back.
+func (s *Service) write(ctx context.Context, in *intent, got []ledger.Claimed, op string) (Result, error) {
+	giveUp := func(err error) (Result, error) { return Result{}, errors.Join(err, s.undo(ctx, in, got)) }
+	for _, c := range got {
+		if c.Err != nil {
+			return giveUp(claimRefused(in.ref, c.Err))
+		}
+	}
+	rows := entriesOf(got)
+	if in.vm == nil {
+		return s.ahead(ctx, in, got)
+	}
+	set, err := in.profile.Render(in.ref, in.iface, addrsOf(rows))
+	if err != nil {
+		return giveUp(&RefusedError{Object: object(in.ref), Code: "NotSupported", Err: err})
+	}
+	if err := s.ensure(ctx, set.Objects); err != nil {
+		return giveUp(fmt.Errorf("%s: %w", object(in.ref), err))
+	}
+	if err := s.patchVM(ctx, in, rows, set, op); err != nil {
+		if final(err) || errors.Is(err, errLost) {
+			return giveUp(err)
+		}
 		return Result{}, err
+	}
+	s.tidy(ctx, in, got, op)
+	return s.finish(ctx, in, rows, set, false)
+}
+
+// ahead ends a request for a machine that does not exist yet. No machine tells two writers apart,
+// so each looks again after it has written: where there are two rows both yield and try again.
+func (s *Service) ahead(ctx context.Context, in *intent, got []ledger.Claimed) (Result, error) {
+	if s.Preview || s.DryRun {
+		return in.result(entriesOf(got), false), nil
 	}
 	rows, err := s.Ledger.RowsOf(ctx, in.owner)
 	if err != nil {
-		return Result{}, &RefusedError{Object: object(req.VM), Code: "LedgerUnreadable", Err: err}
+		return Result{}, fmt.Errorf("%s: %w; run the command again", object(in.ref), err)
 	}
-	said, err := ledger.ReservationsOf(in.vm.Annotations)
-	if err != nil {
-		return Result{}, refuse(req.VM, "MalformedAnnotation", "%w: remove the annotation, then reserve again", err)
-	}
-	if have := in.complete(rows, said); have != nil {
-		set, err := in.profile.Render(in.ref, in.iface, addrsOf(have))
-		if err != nil {
-			return Result{}, &RefusedError{Object: object(req.VM), Code: "NotSupported", Err: err}
-		}
-		if carriesAll(in.vm.Spec.Template.ObjectMeta.Annotations, set.Annotations) {
-			return s.finish(ctx, in, have, set, true)
-		}
-	}
-	op := ledger.NewOp()
-	var got, fresh []ledger.Entry
-	for _, f := range in.families {
-		e, err := s.Ledger.Claim(ctx, ledger.Claim{
-			Owner: in.owner, Pool: in.pool.Name, PoolChosen: req.Pool != "", Family: f, Wanted: in.wanted[f],
-			MAC: in.iface.MAC, Op: op, Preview: s.Preview,
-			Usable: func(ctx context.Context, a netip.Addr) (string, error) { return s.usable(ctx, in, a) },
-			Gone:   s.gone,
-		})
-		if err != nil {
-			return Result{}, errors.Join(claimRefused(req.VM, err), s.undo(ctx, in, fresh))
-		}
-		got = append(got, e)
-		if !slices.ContainsFunc(rows, func(r ledger.Entry) bool { return r.Addr == e.Addr && r.Row.State == ledger.Reserved }) {
-			fresh = append(fresh, e)
+	for _, c := range got {
+		for _, e := range rows {
+			if e.Row.State == ledger.Reserved && e.Family() == c.Entry.Family() && e.Addr != c.Entry.Addr {
+				for _, mine := range got {
+					if mine.Fresh {
+						// No template can name it: there is no machine, and this command has said nothing yet.
+						if err := s.Ledger.Transition(ctx, mine.Entry, nil); err != nil && !ledger.IsChanged(err) {
+							return Result{}, fmt.Errorf("%s: %w; run the command again", object(in.ref), err)
+						}
+					}
+				}
+				return Result{}, errLost
+			}
 		}
 	}
-	set, err := in.profile.Render(in.ref, in.iface, addrsOf(got))
-	if err != nil {
-		return Result{}, errors.Join(&RefusedError{Object: object(req.VM), Code: "NotSupported", Err: err}, s.undo(ctx, in, fresh))
+	return in.result(entriesOf(got), !slices.ContainsFunc(got, func(c ledger.Claimed) bool { return c.Fresh })), nil
+}
+
+func (in *intent) result(rows []ledger.Entry, unchanged bool) Result {
+	return Result{Pool: in.pool.Name, Interface: in.iface.Name, Addresses: addrsOf(rows), Unchanged: unchanged}
+}
+
+// tidy moves on what the reservation has left behind: the row that the interface moves away from
+// and those of commands that died or were slower. The reservation stands without it, so that a
+// failure is no more than a warning.
+func (s *Service) tidy(ctx context.Context, in *intent, got []ledger.Claimed, op string) {
+	if s.Preview || s.DryRun {
+		return
 	}
-	if err := s.ensure(ctx, set.Objects); err != nil {
-		return Result{}, errors.Join(fmt.Errorf("%s: %w", object(req.VM), err), s.undo(ctx, in, fresh))
-	}
-	if err := s.patchVM(ctx, in, got, set, op); err != nil {
-		if final(err) {
-			err = errors.Join(err, s.undo(ctx, in, fresh))
+	var errs []error
+	for _, c := range got {
+		if c.Old != nil {
+			row := c.Old.Row
+			row.State, row.Op, row.Since, row.Replaces = ledger.Leaving, op, s.Ledger.Clock.Now(), ""
+			if err := s.Ledger.Transition(ctx, *c.Old, &row); err != nil && !ledger.IsChanged(err) {
+				errs = append(errs, err)
+			} else if err == nil {
+				old := *c.Old
+				old.Row = row
+				_, err = s.moveOn(ctx, in.ref, []ledger.Entry{old})
+				errs = append(errs, err)
+			}
 		}
-		return Result{}, err
+		for _, e := range c.Lost {
+			if _, err := s.takeBack(ctx, in.ref, e); err != nil && !ledger.IsChanged(err) {
+				errs = append(errs, err)
+			}
+		}
 	}
-	return s.finish(ctx, in, got, set, false)
+	if err := errors.Join(errs...); err != nil {
+		s.warn("%s: an earlier address could not be given up: %v; run the command again", object(in.ref), err)
+	}
 }
 
 // claimRefused wraps what the ledger said no to, so that a caller can tell it from a failure.
@@ -151,250 +283,11 @@ func claimRefused(ref machine.Ref, err error) error {
 	return fmt.Errorf("%s: %w", object(ref), err)
 }
 
-// intend reads what a decision needs and makes every check that needs no row.
-func (s *Service) intend(ctx context.Context, req Request) (*intent, error) {
-	vm, err := s.getVM(ctx, req.VM)
-	if err != nil {
-		return nil, err
+func entriesOf(claimed []ledger.Claimed) (out []ledger.Entry) {
+	for _, c := range claimed {
+		out = append(out, c.Entry)
 	}
-	if vm.DeletionTimestamp != nil {
-		return nil, refuse(req.VM, "BeingDeleted", "it is being deleted")
-	}
-	if vm.Spec.Template == nil {
-		return nil, refuse(req.VM, "NoTemplate", "it has no spec.template to write to")
-	}
-	if said, err := ledger.ReservationsOf(vm.Annotations); err == nil && said != nil && said.UID == vm.UID && said.Ledger != s.Ledger.Namespace {
-		return nil, refuse(req.VM, "SecondLedger", "its addresses are in the ledger in namespace %s, not %s: use --ledger-namespace %s", said.Ledger, s.Ledger.Namespace, said.Ledger)
-	}
-	in := &intent{vm: vm, ref: req.VM, wanted: map[address.Family]netip.Addr{}, own: map[netip.Addr]bool{}}
-	if in.vmi, err = s.getVMI(ctx, req.VM); err != nil {
-		return nil, err
-	}
-	view := &machine.View{VM: vm, VMI: in.vmi}
-	if in.iface, err = pick(req.VM, view.Interfaces(), req.Interface); err != nil {
-		return nil, err
-	}
-	in.owner = ledger.Owner{Namespace: vm.Namespace, Name: vm.Name, UID: vm.UID, Interface: in.iface.Name}
-	for _, a := range req.Addresses {
-		f := address.FamilyOf(a)
-		if other, twice := in.wanted[f]; twice {
-			return nil, refuse(req.VM, "TwoOfAFamily", "%s and %s are both %s: an interface has one address a family", other, a, f)
-		}
-		in.wanted[f] = a
-	}
-	if in.pool, err = s.choosePool(ctx, req, in.iface); err != nil {
-		return nil, err
-	}
-	in.families = in.pool.Families()
-	if len(in.wanted) > 0 {
-		in.families = slices.DeleteFunc(slices.Clone(address.Families), func(f address.Family) bool { return !in.wanted[f].IsValid() })
-	}
-	return in, s.preflight(ctx, in)
-}
-
-// preflight asks the network profile and the rules that all commands share.
-func (s *Service) preflight(ctx context.Context, in *intent) error {
-	cluster, err := s.profiles(ctx)
-	if err != nil {
-		return fmt.Errorf("%s: which network plugin holds its address can't be found out: %w", object(in.ref), err)
-	}
-	if in.pool.Profile != ledger.ProfileAuto {
-		in.profile, err = cluster.Named(in.pool.Profile)
-	} else {
-		in.profile, err = cluster.For(ctx, in.iface)
-	}
-	if err != nil {
-		return &RefusedError{Object: object(in.ref), Code: "NoProfile", Err: err}
-	}
-	in.profile = within(in.profile, in.pool)
-	if len(in.families) > 1 && len(in.wanted) == 0 && in.profile.Capabilities(in.iface).DualStack.Answer == profile.No {
-		in.families = in.families[:1]
-		s.warn("pool %s has both families, and %s: only an IPv4 address is reserved", in.pool.Name, in.profile.Capabilities(in.iface).DualStack.Reason)
-	}
-	records, readErr := in.profile.Records(ctx, in.ref, in.iface)
-	if err := in.follow(records); err != nil {
-		return err
-	}
-	view := &machine.View{VM: in.vm, VMI: in.vmi}
-	facts := preflight.NewInterface(view, in.iface, in.profile)
-	facts.Families, facts.Records, facts.RecordsErr = len(in.families), records, readErr
-	for _, f := range in.families {
-		if w := in.wanted[f]; w.IsValid() {
-			facts.Want = append(facts.Want, w)
-		}
-	}
-	var refused []string
-	code := ""
-	for _, v := range preflight.Reserve(preflight.Facts{View: view, Interfaces: []preflight.Interface{facts}, Neighbours: neighbours(ctx, cluster, view, in.iface.Name)}) {
-		switch v.Severity {
-		case preflight.Refuse:
-			if code == "" {
-				code = v.Code
-			}
-			refused = append(refused, v.Message+remedy(v.Remedy))
-		case preflight.Warn, preflight.Unverified:
-			s.warn("%s: %s: %s%s", object(in.ref), v.Code, v.Message, inBrackets(v.Remedy))
-		}
-	}
-	if len(refused) > 0 {
-		return &RefusedError{Object: object(in.ref), Code: code, Err: errors.New(strings.Join(refused, "; "))}
-	}
-	return in.renderable()
-}
-
-// renderable tries whether the plugin can be asked for such addresses at all, before anything is
-// written: with those that are wanted, or with some of the pool.
-func (in *intent) renderable() error {
-	space, err := in.pool.Space()
-	if err != nil {
-		return err
-	}
-	var probe []netip.Addr
-	for _, f := range in.families {
-		a := in.wanted[f]
-		if cidr, ok := space.CIDR(f); !a.IsValid() && ok {
-			a = cidr.Addr()
-		}
-		if a.IsValid() {
-			probe = append(probe, a)
-		}
-	}
-	if _, err := in.profile.Render(in.ref, in.iface, probe); err != nil {
-		return &RefusedError{Object: object(in.ref), Code: "NotSupported", Err: err}
-	}
-	return nil
-}
-
-func inBrackets(text string) string {
-	if text == "" {
-		return ""
-	}
-	return " (" + text + ")"
-}
-
-func remedy(text string) string {
-	if text == "" {
-		return ""
-	}
-	return ": " + text
-}
-
-// neighbours are the machine's other interfaces: a plugin that reads one annotation for the whole
-// pod would give them the address too. One whose network can't be told reads nothing.
-func neighbours(ctx context.Context, cluster *profile.Cluster, view *machine.View, name string) (list []preflight.Interface) {
-	for _, i := range view.Interfaces() {
-		if i.Name == name {
-			continue
-		}
-		if p, err := cluster.For(ctx, i); err == nil {
-			list = append(list, preflight.NewInterface(view, i, p))
-		}
-	}
-	return list
-}
-
-// follow lets an automatic choice take what the plugin has recorded for the machine and will give
-// it in any case. An address that was asked for is left to the rules.
-func (in *intent) follow(records []profile.Record) error {
-	for _, r := range records {
-		for _, a := range r.Addresses {
-			f := address.FamilyOf(a)
-			switch {
-			case !r.Wins || in.wanted[f].IsValid() || !slices.Contains(in.families, f):
-			case in.pool.Contains(a):
-				in.wanted[f] = a
-			default:
-				return refuse(in.ref, "RecordWins", "%s already holds %s for it (%s), which is outside pool %s and would win over any address of the pool: stop the machine and give the record up first: %s", in.profile.Name(), a, r.Object, in.pool.Name, r.Release)
-			}
-		}
-	}
-	return nil
-}
-
-// choosePool finds the pool of a request: the one named, the one that holds the address, or the
-// only one that serves the interface and namespace.
-func (s *Service) choosePool(ctx context.Context, req Request, iface machine.Interface) (ledger.Pool, error) {
-	if req.Pool != "" {
-		p, err := s.Ledger.Pool(ctx, req.Pool)
-		if err != nil {
-			return ledger.Pool{}, claimRefused(req.VM, err)
-		}
-		if why := unfit(*p, req.VM, iface); why != "" {
-			return ledger.Pool{}, refuse(req.VM, "PoolDoesNotServe", "%s", why)
-		}
-		return *p, nil
-	}
-	pools, err := s.Ledger.Pools(ctx)
-	if err != nil {
-		return ledger.Pool{}, fmt.Errorf("%s: %w", object(req.VM), err)
-	}
-	if len(pools) == 0 {
-		return ledger.Pool{}, refuse(req.VM, "NoPool", "the ledger in namespace %s has no pool: make one with: kubectl vmip pool add NAME --cidr CIDR", s.Ledger.Namespace)
-	}
-	var fit []ledger.Pool
-	var why []string
-	for _, p := range pools {
-		if w := unfit(p, req.VM, iface); w != "" {
-			why = append(why, w)
-			continue
-		}
-		if slices.ContainsFunc(req.Addresses, func(a netip.Addr) bool { return !p.Contains(a) }) {
-			why = append(why, fmt.Sprintf("pool %s has CIDR %s", p.Name, strings.Join(p.CIDRs, ",")))
-			continue
-		}
-		fit = append(fit, p)
-	}
-	switch {
-	case len(fit) == 1:
-		return fit[0], nil
-	case len(fit) == 0 && len(req.Addresses) > 0:
-		return ledger.Pool{}, refuse(req.VM, string(address.RuleOutside), "no pool can give it %s: %s", address.Join(req.Addresses), strings.Join(why, "; "))
-	case len(fit) == 0:
-		return ledger.Pool{}, refuse(req.VM, "PoolDoesNotServe", "no pool serves it: %s", strings.Join(why, "; "))
-	}
-	var names []string
-	for _, p := range fit {
-		names = append(names, p.Name)
-	}
-	return ledger.Pool{}, refuse(req.VM, "PoolNeeded", "several pools serve it: choose one of %s with --pool", strings.Join(names, ", "))
-}
-
-// unfit says why a pool is not for that machine's interface; "" where it is.
-func unfit(p ledger.Pool, ref machine.Ref, iface machine.Interface) string {
-	if why := p.Serves(ref.Namespace); why != "" {
-		return why
-	}
-	if p.Attachment != iface.Attachment {
-		serves, is := p.Attachment, iface.Attachment
-		if serves == "" {
-			serves = "the pod network"
-		}
-		if is == "" {
-			is = "the pod network"
-		}
-		return fmt.Sprintf("pool %s is for %s, interface %s is on %s", p.Name, serves, iface.Name, is)
-	}
-	return ""
-}
-
-// complete returns the rows that the VM already names for every family asked for; nil where
-// something is missing. An annotation that a clone or a restore has copied does not count.
-func (in *intent) complete(rows []ledger.Entry, said *ledger.Reservations) []ledger.Entry {
-	if said == nil || said.UID != in.vm.UID {
-		return nil
-	}
-	var have []ledger.Entry
-	for _, f := range in.families {
-		i := slices.IndexFunc(rows, func(e ledger.Entry) bool {
-			return e.Family() == f && e.Row.State == ledger.Reserved && e.Row.UID == in.vm.UID && e.Network == in.pool.Network && in.pool.Contains(e.Addr) &&
-				(!in.wanted[f].IsValid() || in.wanted[f] == e.Addr) && said.Names(in.iface.Name, e.Addr)
-		})
-		if i < 0 {
-			return nil
-		}
-		have = append(have, rows[i])
-	}
-	return have
+	return out
 }
 
 func addrsOf(entries []ledger.Entry) (out []netip.Addr) {
@@ -417,7 +310,7 @@ func carriesAll(have, want map[string]string) bool {
 func (s *Service) usable(ctx context.Context, in *intent, a netip.Addr) (string, error) {
 	if in.iface.Primary() {
 		in.looked = true
-		pods, may, err := s.podsWith(ctx, a)
+		pods, may, err := s.podsWith(ctx, in.reads, a)
 		if err != nil {
 			return "", err
 		}
@@ -447,29 +340,28 @@ func (s *Service) gone(ctx context.Context, e ledger.Entry) (bool, error) {
 	return why == "" && err == nil, nil // a failed look keeps the row
 }
 
-// patchVM writes the template. Before every try it reads the VM, then the rows: it goes on only
-// while they are reserved under this operation.
+// maxLost is how many answers in a row may be lost before a patch's outcome is called unknown.
+const maxLost = 8
+
+// patchVM writes the template. The VM that it patches was read before the rows were written, or,
+// on a later try, before they were read again: whoever takes a row away patches the VM after
+// that, and the resourceVersion in this patch then meets a conflict.
 func (s *Service) patchVM(ctx context.Context, in *intent, rows []ledger.Entry, set profile.Rendering, op string) error {
 	if s.Preview {
 		return nil
 	}
+	vm, lost := in.vm, 0
 	for try := 0; ; try++ {
-		vm, err := s.getVM(ctx, in.ref)
-		if err != nil {
-			return err
-		}
-		if vm.UID != in.vm.UID {
-			return errLost // deleted and made again meanwhile: decide anew
-		}
-		if !s.DryRun {
-			for _, e := range rows {
-				now, ok, err := s.Ledger.Row(ctx, e.Network, e.Addr)
-				if err != nil {
-					return err
-				}
-				if !ok || now.Err != nil || now.Row.Op != op || now.Row.State != ledger.Reserved || now.Row.UID != in.vm.UID {
-					return errLost
-				}
+		if try > 0 {
+			var err error
+			if vm, err = s.getVM(ctx, in.ref); err != nil {
+				return err
+			}
+			if vm.UID != in.vm.UID {
+				return errLost // deleted and made again meanwhile: decide anew
+			}
+			if err := s.stillOurs(ctx, in, rows, op); err != nil {
+				return err
 			}
 		}
 		said, err := ledger.ReservationsOf(vm.Annotations)
@@ -479,27 +371,13 @@ func (s *Service) patchVM(ctx context.Context, in *intent, rows []ledger.Entry, 
 		if said == nil || said.UID != vm.UID {
 			said = &ledger.Reservations{Ledger: s.Ledger.Namespace, UID: vm.UID}
 		}
-		if said.Interfaces == nil {
-			said.Interfaces = map[string]ledger.Reservation{}
+		if said.Interfaces[in.iface.Name].Op == op {
+			return nil // the patch whose answer was lost
 		}
-		old := said.Interfaces[in.iface.Name]
-		if other := s.winner(ctx, in, said, rows); other {
-			return errLost
+		if other, err := s.winner(ctx, in, said, rows); err != nil || other {
+			return cmp.Or(err, errLost)
 		}
-		mine := ledger.Reservation{Pool: in.pool.Name, Network: in.pool.Network, Op: op, Annotations: set.Annotations}
-		for _, e := range rows {
-			mine.Addresses = append(mine.Addresses, e.Addr.String())
-		}
-		said.Interfaces[in.iface.Name] = mine
-		text, err := said.Encode()
-		if err != nil {
-			return err
-		}
-		patch, err := machine.Patch{
-			SetTemplate:    set.Annotations,
-			RemoveTemplate: stale(vm.Spec.Template.ObjectMeta.Annotations, old.Annotations, set.Annotations),
-			Set:            map[string]string{ledger.AnnotationReservations: text, ledger.AnnotationLastOp: op},
-		}.For(vm)
+		patch, err := in.patch(vm, said, rows, set, op)
 		if err != nil {
 			return err
 		}
@@ -507,32 +385,77 @@ func (s *Service) patchVM(ctx context.Context, in *intent, rows []ledger.Entry, 
 		switch {
 		case err == nil:
 			return nil
-		case !machine.IsConflict(err):
+		case machine.IsConflict(err):
+			lost = 0
+		case !ledger.Ambiguous(err):
 			return fmt.Errorf("%s: %w", object(in.ref), err)
+		default:
+			lost++
 		}
-		if err := wait(ctx, try); err != nil {
-			return err
+		if lost == maxLost || !ledger.Pause(ctx, try) {
+			if lost > 0 {
+				return &ledger.UnknownError{Object: object(in.ref), Err: err}
+			}
+			return fmt.Errorf("%s: %w", object(in.ref), context.Cause(ctx))
 		}
 	}
 }
 
-// winner says whether the VM meanwhile names another reserved row of this interface: another
-// command was faster, and its address stays.
-func (s *Service) winner(ctx context.Context, in *intent, said *ledger.Reservations, rows []ledger.Entry) bool {
-	for _, a := range said.Interfaces[in.iface.Name].Addrs() {
-		if slices.ContainsFunc(rows, func(e ledger.Entry) bool { return e.Addr == a }) {
-			continue
+// stillOurs checks that the rows are reserved under this operation.
+func (s *Service) stillOurs(ctx context.Context, in *intent, rows []ledger.Entry, op string) error {
+	if s.DryRun {
+		return nil
+	}
+	for _, e := range rows {
+		now, ok, err := s.Ledger.Row(ctx, e.Network, e.Addr)
+		if err != nil {
+			return err
 		}
-		f := address.FamilyOf(a)
-		if !slices.Contains(in.families, f) {
+		if !ok || now.Err != nil || now.Row.Op != op || now.Row.State != ledger.Reserved || now.Row.UID != in.vm.UID {
+			return errLost
+		}
+	}
+	return nil
+}
+
+// patch is the change of the VM that makes the rows its addresses.
+func (in *intent) patch(vm *kubevirtv1.VirtualMachine, said *ledger.Reservations, rows []ledger.Entry, set profile.Rendering, op string) ([]byte, error) {
+	old := said.Interfaces[in.iface.Name]
+	mine := ledger.Reservation{Pool: in.pool.Name, Network: in.pool.Network, Op: op, Annotations: set.Annotations}
+	for _, e := range rows {
+		mine.Addresses = append(mine.Addresses, e.Addr.String())
+	}
+	if said.Interfaces == nil {
+		said.Interfaces = map[string]ledger.Reservation{}
+	}
+	said.Interfaces[in.iface.Name] = mine
+	text, err := said.Encode()
+	if err != nil {
+		return nil, err
+	}
+	return machine.Patch{
+		SetTemplate:    set.Annotations,
+		RemoveTemplate: stale(vm.Spec.Template.ObjectMeta.Annotations, old.Annotations, set.Annotations),
+		Set:            map[string]string{ledger.AnnotationReservations: text, ledger.AnnotationLastOp: op},
+	}.For(vm)
+}
+
+// winner says whether the VM meanwhile names another reserved row of this interface: another
+// command was faster, and its address stays. A row that ours replaces is none.
+func (s *Service) winner(ctx context.Context, in *intent, said *ledger.Reservations, rows []ledger.Entry) (bool, error) {
+	for _, a := range said.Interfaces[in.iface.Name].Addrs() {
+		if slices.ContainsFunc(rows, func(e ledger.Entry) bool { return e.Addr == a || e.Row.Replaces == a.String() }) || !slices.Contains(in.families, address.FamilyOf(a)) {
 			continue
 		}
 		e, ok, err := s.Ledger.Row(ctx, in.pool.Network, a)
-		if err == nil && ok && e.Err == nil && e.Row.State == ledger.Reserved && e.Row.UID == in.vm.UID && e.Row.Names(in.owner) {
-			return true
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", object(in.ref), err)
+		}
+		if ok && e.Err == nil && e.Row.State == ledger.Reserved && e.Row.UID == in.vm.UID && e.Row.Names(in.owner) {
+			return true, nil
 		}
 	}
-	return false
+	return false, nil
 }
 
 // stale are template annotations that an earlier reservation wrote, that are as it wrote them,
@@ -546,15 +469,6 @@ func stale(have, old, set map[string]string) (keys []string) {
 	return keys
 }
 
-func wait(ctx context.Context, try int) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(rand.N(min(5*time.Millisecond<<min(try, 6), 200*time.Millisecond))):
-		return nil
-	}
-}
-
 // final says whether a failed patch is known not to have been applied and not to succeed later:
 // then the rows go back. Otherwise they stay, and the same command completes them.
 func final(err error) bool {
@@ -564,7 +478,7 @@ func final(err error) bool {
 // finish tells what the reservation means for the running machine. Where the pod already has
 // every address, the running instance is annotated too: a migration's target is made from it.
 func (s *Service) finish(ctx context.Context, in *intent, rows []ledger.Entry, set profile.Rendering, unchanged bool) (Result, error) {
-	res := Result{Pool: in.pool.Name, Interface: in.iface.Name, Addresses: addrsOf(rows), Unchanged: unchanged}
+	res := in.result(rows, unchanged)
 	vmi := in.vmi
 	if vmi == nil || vmi.IsFinal() || carriesAll(vmi.Annotations, set.Annotations) {
 		return res, nil
@@ -607,7 +521,7 @@ func (s *Service) finish(ctx context.Context, in *intent, rows []ledger.Entry, s
 }
 
 // undo takes back the rows that a refused request has written.
-func (s *Service) undo(ctx context.Context, in *intent, rows []ledger.Entry) error {
+func (s *Service) undo(ctx context.Context, in *intent, got []ledger.Claimed) error {
 	if s.Preview || s.DryRun {
 		return nil
 	}
@@ -615,25 +529,13 @@ func (s *Service) undo(ctx context.Context, in *intent, rows []ledger.Entry) err
 	// A request that was interrupted still cleans up after itself.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	for _, e := range rows {
-		if _, err := s.takeBack(ctx, in.ref, e); err != nil && !ledger.IsChanged(err) {
-			errs = append(errs, fmt.Errorf("taking %s back: %w; run the command again", e.Addr, err))
+	for _, c := range got {
+		if c.Err != nil || !c.Fresh {
+			continue
+		}
+		if _, err := s.takeBack(ctx, in.ref, c.Entry); err != nil && !ledger.IsChanged(err) {
+			errs = append(errs, fmt.Errorf("taking %s back: %w; run the command again", c.Entry.Addr, err))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// within tells the profile the pool's subnets and gateways.
-func within(p profile.Profile, pool ledger.Pool) profile.Profile {
-	cidrs, err := pool.Prefixes()
-	if err != nil {
-		return p // a pool that was read is valid
-	}
-	var gateways []netip.Addr
-	for _, g := range pool.Gateways {
-		if a, err := address.Parse(g); err == nil {
-			gateways = append(gateways, a)
-		}
-	}
-	return profile.Within(p, cidrs, gateways)
 }

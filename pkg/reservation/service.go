@@ -65,6 +65,15 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 func object(ref machine.Ref) string { return "virtualmachine " + ref.String() }
 
+// codeOf is the reason of a refusal; "" of any other error.
+func codeOf(err error) string {
+	var refused *RefusedError
+	if errors.As(err, &refused) {
+		return refused.Code
+	}
+	return ""
+}
+
 func refuse(ref machine.Ref, code, format string, args ...any) error {
 	return &RefusedError{Object: object(ref), Code: code, Err: fmt.Errorf(format, args...)}
 }
@@ -110,7 +119,10 @@ func (s *Service) getVMI(ctx context.Context, ref machine.Ref) (*kubevirtv1.Virt
 // podsWith lists the unfinished pods that show an address as their first one. It is a hint, no
 // proof: the second family and secondary networks can't be asked for, and a pod without address
 // yet is not found. May is false where the caller may not list pods.
-func (s *Service) podsWith(ctx context.Context, a netip.Addr) (pods []corev1.Pod, may bool, err error) {
+func (s *Service) podsWith(ctx context.Context, r *reads, a netip.Addr) (pods []corev1.Pod, may bool, err error) {
+	if r != nil {
+		return r.pods[a], r.mayPods, nil
+	}
 	list, err := s.Core.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.podIP", a.String()).String()})
 	if apierrors.IsForbidden(err) {
 		return nil, false, nil
@@ -155,21 +167,35 @@ func (s *Service) look(ctx context.Context, ref machine.Ref, iface string, a net
 	if err != nil {
 		return "", err
 	}
-	list, err := s.Core.CoreV1().Pods(ref.Namespace).List(ctx, metav1.ListOptions{LabelSelector: kubevirtv1.AppLabel + "=virt-launcher"})
+	pods, err := s.podsOf(ctx, ref)
 	if err != nil {
-		return "", fmt.Errorf("pods of %s: %w", object(ref), err)
+		return "", err
 	}
-	for i := range list.Items {
-		p := &list.Items[i]
-		if p.Annotations[kubevirtv1.DomainAnnotation] != ref.Name || machine.Finished(p) {
-			continue
-		}
-		if why := s.podUses(p, vmi, iface, a); why != "" {
+	for i := range pods {
+		if why := s.podUses(&pods[i], vmi, iface, a); why != "" {
 			return why, nil
 		}
 	}
 	return "", nil
 }
+
+// podsOf lists the unfinished launcher pods of a machine of that namespace and name, whatever its
+// UID.
+func (s *Service) podsOf(ctx context.Context, ref machine.Ref) (pods []corev1.Pod, err error) {
+	list, err := s.Core.CoreV1().Pods(ref.Namespace).List(ctx, metav1.ListOptions{LabelSelector: kubevirtv1.AppLabel + "=" + launcher})
+	if err != nil {
+		return nil, fmt.Errorf("pods of %s: %w", object(ref), err)
+	}
+	for _, p := range list.Items {
+		if p.Annotations[kubevirtv1.DomainAnnotation] == ref.Name && !machine.Finished(&p) {
+			pods = append(pods, p)
+		}
+	}
+	return pods, nil
+}
+
+// launcher is the value of KubeVirt's app label on the pods that carry machines.
+const launcher = "virt-launcher"
 
 // podUses says why an unfinished pod may use the address.
 func (s *Service) podUses(p *corev1.Pod, vmi *kubevirtv1.VirtualMachineInstance, iface string, a netip.Addr) string {

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
-	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/printer"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
 )
@@ -21,6 +21,8 @@ type options struct {
 	pool, nic string
 	ips       []string
 	addresses []netip.Addr
+	replace   bool
+	adopt     bool
 	unchanged bool
 	dry       cli.DryRun
 	out       printer.Flags
@@ -50,6 +52,13 @@ died half-way is completed.`,
   # One of each family
   kubectl vmip reserve db-1 --ip 198.51.100.20 --ip 2001:db8:1::20
 
+  # Another address; the old one is given up once the machine runs with the new one
+  kubectl vmip reserve db-1 --replace --ip 198.51.100.21
+  kubectl vmip restart db-1
+
+  # Record the addresses that all machines of the namespace have now
+  kubectl vmip reserve --all --adopt
+
   # All machines with a label, showing what would happen
   kubectl vmip reserve -l app=db --pool lab --dry-run=client`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -64,6 +73,8 @@ died half-way is completed.`,
 	fs.StringVar(&o.pool, "pool", "", "Pool to take the address from; needed where several serve the machine")
 	fs.StringSliceVar(&o.ips, "ip", nil, "Address to reserve, at most one a family; by default the next free one of every family of the pool")
 	fs.StringVar(&o.nic, "interface", "", "Interface by its network's name; by default the one on the pod network")
+	fs.BoolVar(&o.replace, "replace", false, "Move a machine that has an address to another one; it keeps the old one until it runs with the new")
+	fs.BoolVar(&o.adopt, "adopt", false, "Reserve the addresses that running machines have or that their templates ask for, and take over what a deleted machine of the same name has reserved")
 	fs.BoolVar(&o.unchanged, "error-unchanged", false, "Exit with status 3 where nothing had to change")
 	o.dry.AddFlag(fs)
 	o.out.AddResultFlags(fs)
@@ -82,6 +93,9 @@ func (o *options) parse(args []string) error {
 		}
 		o.addresses = append(o.addresses, a)
 	}
+	if o.replace && o.adopt {
+		return cli.UsageError(errors.New("--adopt keeps the address that a machine has, --replace gives it another: choose one of them"))
+	}
 	if len(o.addresses) > 0 && len(o.targets.Names()) != 1 {
 		return cli.UsageError(errors.New("--ip names the address of one virtual machine: name exactly one"))
 	}
@@ -98,8 +112,13 @@ func (o *options) run(ctx context.Context, env *cli.Env) error {
 		return err
 	}
 	s := reservation.NewService(env, c, o.dry)
-	results := reservation.Each(ctx, vms, func(ctx context.Context, vm machine.Ref) (reservation.Result, error) {
-		return s.Reserve(ctx, reservation.Request{VM: vm, Interface: o.nic, Pool: o.pool, Addresses: o.addresses})
-	})
+	reqs := make([]reservation.Request, len(vms))
+	for i, vm := range vms {
+		reqs[i] = reservation.Request{VM: vm, Interface: o.nic, Pool: o.pool, Addresses: o.addresses, Replace: o.replace, Adopt: o.adopt}
+	}
+	results := s.Reserve(ctx, reqs, nil)
+	if o.adopt && !o.targets.Named() {
+		results = slices.DeleteFunc(results, func(r reservation.Outcome) bool { return reservation.IsNothingToAdopt(r.Err) })
+	}
 	return reservation.Print(env, results, "reserved", o.dry, o.out, o.unchanged)
 }
