@@ -18,8 +18,8 @@ import (
 // Requests a second and in a burst. client-go's 5 and 10 are meant for controllers; a command
 // that restarts 50 machines would wait for itself. API servers guard themselves.
 const (
-	qps   = 200
-	burst = 400
+	qps   = 500
+	burst = 1000
 )
 
 // Clients are the ways to one cluster. They share connections and the limit on requests.

@@ -45,7 +45,7 @@ func TestUsage(t *testing.T) {
 		{"version --nope", 2, "error: unknown flag: --nope\nSee 'kubectl vmip version -h' for help and examples\n"},
 		{"version -o xml", 2, "error: invalid argument \"xml\" for \"-o, --output\" flag: unknown format; allowed are json, yaml, jsonpath=TEMPLATE, go-template=TEMPLATE\nSee 'kubectl vmip version -h' for help and examples\n"},
 		{"completion tcsh", 2, "error: invalid argument \"tcsh\" for \"kubectl vmip completion\"\nSee 'kubectl vmip completion -h' for help and examples\n"},
-		{"reserve", 2, "error: no virtual machine named; give one or more names, -l SELECTOR or --all\nSee 'kubectl vmip reserve -h' for help and examples\n"},
+		{"reserve", 2, "error: no virtual machine named; give one or more names, -l SELECTOR or --all or --filename\nSee 'kubectl vmip reserve -h' for help and examples\n"},
 		{"reserve vmi/db-1", 2, "error: vmi/db-1 is a running instance, which ends with the next stop: addresses belong to virtual machines; name vm/db-1\nSee 'kubectl vmip reserve -h' for help and examples\n"},
 		{"reserve db-1", 1, "error: no cluster to talk to: there is no kubeconfig at CONFIG; name one with --kubeconfig or KUBECONFIG\n"},
 	} {

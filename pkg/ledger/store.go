@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,6 +32,11 @@ type Store struct {
 	FieldManager string
 	// DryRun sends every write with dryRun=All: the server checks it and keeps nothing.
 	DryRun bool
+
+	mu sync.Mutex
+	// waiting are transitions by the name of their block. A name that is there has a goroutine
+	// that writes.
+	waiting map[string][]*change
 }
 
 // ErrChanged is returned where somebody else changed what a decision was based on: read again
@@ -248,26 +254,96 @@ func (s *Store) block(ctx context.Context, network string, prefix netip.Prefix) 
 	return b, s.describe(name, err)
 }
 
+// change is one transition that waits for its block to be written. It is told to write for all
+// that wait, or that it has been written.
+type change struct {
+	from  Entry
+	to    *Row
+	err   error
+	write chan struct{}
+	done  chan struct{}
+}
+
 // Transition changes one row from exactly the UID, op and state that were read; nil frees the
-// address. It returns ErrChanged where the row is no longer the one that was read.
+// address. It returns ErrChanged where the row is no longer the one that was read. Transitions of
+// rows of one block that are made at once, by goroutines of one Store, share a write.
 func (s *Store) Transition(ctx context.Context, from Entry, to *Row) error {
-	return s.retry(ctx, func() error {
-		b, err := s.block(ctx, from.Network, address.BlockOf(from.Addr))
+	prefix := address.BlockOf(from.Addr)
+	name := blockName(from.Network, prefix)
+	c := &change{from: from, to: to, write: make(chan struct{}), done: make(chan struct{})}
+	s.mu.Lock()
+	if s.waiting == nil {
+		s.waiting = map[string][]*change{}
+	}
+	waiting, busy := s.waiting[name]
+	s.waiting[name] = append(waiting, c)
+	s.mu.Unlock()
+	if busy {
+		select {
+		case <-c.done:
+			return c.err
+		case <-c.write:
+		}
+	}
+	s.mu.Lock()
+	batch := s.waiting[name]
+	s.waiting[name] = nil // those that come now wait for the next write
+	s.mu.Unlock()
+	s.transit(ctx, from.Network, prefix, batch)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := s.waiting[name]
+	for i := len(batch) - 1; i >= 0; i-- {
+		switch other := batch[i]; {
+		case other == c:
+		case c.err != nil && ctx.Err() != nil:
+			other.err = nil
+			next = slices.Insert(next, 0, other) // this one was interrupted, not they
+		default:
+			close(other.done)
+		}
+	}
+	if len(next) == 0 {
+		delete(s.waiting, name)
+		return c.err
+	}
+	s.waiting[name] = next
+	close(next[0].write)
+	return c.err
+}
+
+// transit makes transitions of one block in one write.
+func (s *Store) transit(ctx context.Context, network string, prefix netip.Prefix, batch []*change) {
+	err := s.retry(ctx, func() error {
+		b, err := s.block(ctx, network, prefix)
 		if err != nil {
 			return err
 		}
-		if b == nil {
-			return errRowGone
+		changed := false
+		for _, c := range batch {
+			c.err = errRowGone
+			if b == nil {
+				continue
+			}
+			if now, ok := b.entry(c.from.Addr); !ok || now.Err != nil || !now.Row.same(c.from.Row) {
+				continue
+			}
+			c.err = b.put(c.from.Addr, c.to)
+			changed = changed || c.err == nil
 		}
-		now, ok := b.entry(from.Addr)
-		if !ok || now.Err != nil || !now.Row.same(from.Row) {
-			return errRowGone
-		}
-		if err := b.put(from.Addr, to); err != nil {
-			return err
+		if !changed {
+			return nil
 		}
 		return s.save(ctx, b)
 	})
+	if err == nil {
+		return
+	}
+	for _, c := range batch {
+		if c.err == nil {
+			c.err = err
+		}
+	}
 }
 
 // errRowGone is ErrChanged for the caller, but ends the inner retry.

@@ -21,6 +21,7 @@ const (
 	Name     = "name"
 	Wide     = "wide"
 	Markdown = "markdown"
+	Plan     = "plan"
 )
 
 var templates = []string{"jsonpath", "jsonpath-as-json", "jsonpath-file", "go-template", "go-template-file", "template", "templatefile"}
@@ -33,9 +34,10 @@ type Flags struct {
 	formats []string
 }
 
-// AddListFlags adds the flags of a command that prints a table of objects.
-func (f *Flags) AddListFlags(fs *pflag.FlagSet) {
-	f.add(fs, JSON, YAML, Name, Wide)
+// AddListFlags adds the flags of a command that prints a table of objects; more are formats of
+// its own.
+func (f *Flags) AddListFlags(fs *pflag.FlagSet, more ...string) {
+	f.add(fs, append([]string{JSON, YAML, Name, Wide}, more...)...)
 	fs.BoolVar(&f.NoHeaders, "no-headers", false, "When using the default or wide output format, don't print headers")
 }
 

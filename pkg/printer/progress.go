@@ -33,6 +33,7 @@ type Progress struct {
 
 	mu      sync.Mutex
 	tasks   []*Task
+	bar     *Bar
 	drawn   int
 	partial []byte
 	stop    chan struct{}
@@ -89,6 +90,46 @@ func (p *Progress) Start(verb, namespace, name string) *Task {
 	}
 	p.draw()
 	return t
+}
+
+// Bar shows how many of many are done: one line below everything else. Where the stream is no
+// terminal it shows nothing, since each outcome has a line of its own.
+type Bar struct {
+	p           *Progress
+	label       string
+	done, total int
+	drawn       time.Time
+}
+
+// Bar begins to count; a second one takes the place of the first.
+func (p *Progress) Bar(label string, total int) *Bar {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bar = &Bar{p: p, label: Escape(label), total: total, drawn: p.now()}
+	p.draw()
+	return p.bar
+}
+
+// Add counts one more.
+func (b *Bar) Add() {
+	b.p.mu.Lock()
+	defer b.p.mu.Unlock()
+	b.done++
+	// Often enough for the eye; more would cost more than the work.
+	if now := b.p.now(); now.Sub(b.drawn) > 50*time.Millisecond || b.done == b.total {
+		b.drawn = now
+		b.p.draw()
+	}
+}
+
+func (b *Bar) line(width int) string {
+	text := fmt.Sprintf("%s %d/%d ", b.label, b.done, b.total)
+	room := min(40, width-len([]rune(text))-3)
+	if room < 5 || b.total < 1 {
+		return text
+	}
+	full := room * b.done / b.total
+	return text + "[" + strings.Repeat("#", full) + strings.Repeat(".", room-full) + "]"
 }
 
 // Heading adds to the first line of the task what became known later ("n2 -> n3").
@@ -168,10 +209,11 @@ func (t *Task) Done() {
 	}
 }
 
-// Close stops rewriting. Tasks that are not done stay as they were shown last.
+// Close stops rewriting. Tasks that are not done stay as they were shown last; a bar goes.
 func (p *Progress) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.bar = nil
 	if p.stop != nil {
 		close(p.stop)
 		p.stop = nil
@@ -236,6 +278,9 @@ func (p *Progress) above(text []byte) {
 	}
 	if most := max(1, height-1); len(lines) > most {
 		lines = append(lines[:most-1:most-1], fmt.Sprintf("... and %d lines more", len(lines)-most+1))
+	}
+	if p.bar != nil {
+		lines = append(lines, p.bar.line(width))
 	}
 	for _, line := range lines {
 		fmt.Fprintln(&out, cut(line, width-1))

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
 )
 
@@ -35,6 +38,14 @@ type Cluster struct {
 
 	mu          sync.Mutex
 	attachments map[string]attachmentResult
+}
+
+// Batch returns the cluster for the reads of many machines: a resource of which one object is asked
+// for is listed once, and what the lists say stays as it was then.
+func (c *Cluster) Batch() *Cluster {
+	b := &Cluster{reader: c.reader, groups: c.groups, calico: c.calico, kubeOVN: c.kubeOVN, spiderpool: c.spiderpool, others: c.others, unseen: c.unseen}
+	b.reader.listed = &listed{resources: map[schema.GroupVersionResource]func() (map[string]*unstructured.Unstructured, error){}}
+	return b
 }
 
 // For returns the profile of the network that an interface is on. The network decides first: an

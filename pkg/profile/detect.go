@@ -22,6 +22,8 @@ import (
 type Reader struct {
 	Core    kubernetes.Interface
 	Dynamic dynamic.Interface
+	// listed is set for the reads of many machines.
+	listed *listed
 }
 
 // Detect finds out which network plugins a cluster has and how they are configured. It makes a
@@ -91,6 +93,11 @@ func (g groups) missing(group string) bool { return g.err == nil && len(g.versio
 
 // get reads one object of any resource. namespace is empty for a cluster-scoped one.
 func (r Reader) get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
+	if r.listed != nil {
+		if o, err, ok := r.listed.get(ctx, r.Dynamic, gvr, namespace, name); ok {
+			return o, err
+		}
+	}
 	o, err := r.Dynamic.Resource(gvr).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, unreadable(fmt.Sprintf("%s/%s", gvr.GroupResource(), name), err)

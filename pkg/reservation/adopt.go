@@ -105,7 +105,7 @@ func (s *Service) claimants(ctx context.Context, in *intent) (found []claimant, 
 			found = append(found, claimant{a, "pod " + p.Namespace + "/" + p.Name})
 		}
 	}
-	cluster, err := s.profiles(ctx)
+	cluster, err := s.firstProfiles(ctx, in)
 	if err != nil {
 		return nil, err
 	}

@@ -218,14 +218,14 @@ func (s *Service) complete(in *intent) []ledger.Claimed {
 func (s *Service) choosePool(ctx context.Context, in *intent) (ledger.Pool, error) {
 	req := in.req
 	if req.Pool != "" {
-		p, err := s.Ledger.Pool(ctx, req.Pool)
+		p, err := s.pool(ctx, in.reads, req.Pool)
 		if err != nil {
 			return ledger.Pool{}, claimRefused(req.VM, err)
 		}
-		if why := in.unfit(*p); why != "" {
+		if why := in.unfit(p); why != "" {
 			return ledger.Pool{}, refuse(req.VM, "PoolDoesNotServe", "%s", why)
 		}
-		return *p, nil
+		return p, nil
 	}
 	pools, err := s.pools(ctx, in.reads)
 	if err != nil {
@@ -307,7 +307,7 @@ func (in *intent) unfit(p ledger.Pool) string {
 
 // preflight asks the network profile and the rules that all commands share.
 func (s *Service) preflight(ctx context.Context, in *intent) error {
-	cluster, err := s.profiles(ctx)
+	cluster, err := s.firstProfiles(ctx, in)
 	if err != nil {
 		return fmt.Errorf("%s: which network plugin holds its address can't be found out: %w", object(in.ref), err)
 	}

@@ -57,6 +57,8 @@ func (o Outcome) Operation(verb string, dry cli.DryRun) v1alpha1.Operation {
 		op.Message = fmt.Sprintf("the running pod has %s", address.Join(o.Result.Running))
 	case o.Result.RestartPending:
 		op.Message = "the running pod does not have it"
+	case o.Result.Ahead:
+		op.Message = "the virtual machine does not exist yet"
 	case o.Result.Waiting != "":
 		op.Message = o.Result.Waiting
 	}

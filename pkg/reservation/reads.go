@@ -14,6 +14,7 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
 )
 
 // fewMachines is how many machines are read one by one; a larger batch is read in lists.
@@ -29,6 +30,8 @@ type reads struct {
 	pods  map[netip.Addr][]corev1.Pod
 	// launchers are the pods of machines, by the machine's name.
 	launchers map[machine.Ref][]corev1.Pod
+	// cluster asks the network plugins for their records in lists too.
+	cluster *profile.Cluster
 	// mayPods is false where the caller may not list pods.
 	mayPods bool
 }
@@ -66,6 +69,11 @@ func (s *Service) readAhead(ctx context.Context, reqs []Request) *reads {
 	if r.listPods(ctx, s) != nil {
 		return nil
 	}
+	cluster, err := s.profiles(ctx)
+	if err != nil {
+		return nil
+	}
+	r.cluster = cluster.Batch()
 	return r
 }
 
@@ -145,6 +153,29 @@ func (s *Service) firstPodsOf(ctx context.Context, in *intent) ([]corev1.Pod, er
 		return in.reads.launchers[in.ref], nil
 	}
 	return s.podsOf(ctx, in.ref)
+}
+
+func (s *Service) firstProfiles(ctx context.Context, in *intent) (*profile.Cluster, error) {
+	if in.reads != nil {
+		return in.reads.cluster, nil
+	}
+	return s.profiles(ctx)
+}
+
+// pool is the pool of a name.
+func (s *Service) pool(ctx context.Context, r *reads, name string) (ledger.Pool, error) {
+	if r != nil {
+		for _, p := range r.pools {
+			if p.Name == name {
+				return p, nil
+			}
+		}
+	}
+	p, err := s.Ledger.Pool(ctx, name)
+	if err != nil {
+		return ledger.Pool{}, err
+	}
+	return *p, nil
 }
 
 func (s *Service) pools(ctx context.Context, r *reads) ([]ledger.Pool, error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -54,6 +55,8 @@ type Result struct {
 	// marked, and freed once nothing uses it any more.
 	Waiting   string
 	Releasing bool
+	// Ahead is set where the machine does not exist yet.
+	Ahead bool
 }
 
 // maxTries is how often a request is decided anew before it gives up: enough for any number of
@@ -74,46 +77,41 @@ func (s *Service) Reserve(ctx context.Context, reqs []Request, done func(Outcome
 	for i, r := range reqs {
 		out[i].VM, todo[i] = r.VM, i
 	}
+	var mu sync.Mutex
+	end := func(o Outcome) {
+		mu.Lock()
+		defer mu.Unlock()
+		if done != nil {
+			done(o)
+		}
+	}
 	for try := 0; len(todo) > 0; try++ {
 		batch := make([]Request, len(todo))
 		for n, i := range todo {
 			batch[n] = reqs[i]
 		}
 		var again []int
-		for n, o := range s.reserve(ctx, batch) {
-			i := todo[n]
-			if errors.Is(o.Err, errLost) {
+		for n, o := range s.reserve(ctx, batch, end) {
+			if out[todo[n]] = o; errors.Is(o.Err, errLost) {
 				// Somebody reserves for the same interface. Let them finish, then see what came of it.
-				again = append(again, i)
-				continue
-			}
-			out[i] = o
-			if done != nil {
-				done(o)
+				again = append(again, todo[n])
 			}
 		}
-		if todo = again; len(todo) == 0 {
-			break
+		if todo = again; len(todo) == 0 || try < maxTries && ledger.Pause(ctx, try+3) {
+			continue
 		}
-		if try == maxTries || !ledger.Pause(ctx, try+3) {
-			for _, i := range todo {
-				err := context.Cause(ctx)
-				if err == nil {
-					err = errGiveUp
-				}
-				out[i].Err = fmt.Errorf("%s: %w", object(reqs[i].VM), err)
-				if done != nil {
-					done(out[i])
-				}
-			}
-			break
+		for _, i := range todo {
+			out[i].Err = fmt.Errorf("%s: %w", object(reqs[i].VM), cmp.Or(context.Cause(ctx), errGiveUp))
+			end(out[i])
 		}
+		break
 	}
 	return out
 }
 
-// reserve tries every request once; errLost asks for another try.
-func (s *Service) reserve(ctx context.Context, reqs []Request) []Outcome {
+// reserve tries every request once; errLost asks for another try, and every other outcome is
+// told to end.
+func (s *Service) reserve(ctx context.Context, reqs []Request, end func(Outcome)) []Outcome {
 	reads := s.readAhead(ctx, reqs)
 	type begun struct {
 		*intent
@@ -150,6 +148,9 @@ func (s *Service) reserve(ctx context.Context, reqs []Request) []Outcome {
 			o.Result, o.Err = s.stand(ctx, in, have[i], op)
 		default:
 			o.Result, o.Err = s.write(ctx, in, got[i], op)
+		}
+		if !errors.Is(o.Err, errLost) {
+			end(o)
 		}
 		return o
 	})
@@ -234,7 +235,7 @@ func (s *Service) ahead(ctx context.Context, in *intent, got []ledger.Claimed) (
 }
 
 func (in *intent) result(rows []ledger.Entry, unchanged bool) Result {
-	return Result{Pool: in.pool.Name, Interface: in.iface.Name, Addresses: addrsOf(rows), Unchanged: unchanged}
+	return Result{Pool: in.pool.Name, Interface: in.iface.Name, Addresses: addrsOf(rows), Unchanged: unchanged, Ahead: in.vm == nil}
 }
 
 // tidy moves on what the reservation has left behind: the row that the interface moves away from

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +18,7 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/plan"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/printer"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
 )
@@ -43,6 +45,10 @@ States:
   VM-Missing, VM-Recreated, VM-Not-Created   no machine with the recorded UID`,
 		Example: `  kubectl vmip list -n tenant-a
 
+  # A backup, and how it comes back
+  kubectl vmip list -A -o plan > plan.yaml
+  kubectl vmip reserve -f plan.yaml
+
   # Reservations of all namespaces that wait for a restart
   kubectl vmip list -A -o json | jq '.items[] | select(.state == "Restart-Pending")'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -53,7 +59,7 @@ States:
 		},
 	}
 	targets.AddFlags(cmd)
-	out.AddListFlags(cmd.Flags())
+	out.AddListFlags(cmd.Flags(), printer.Plan)
 	return cmd
 }
 
@@ -129,6 +135,10 @@ func run(ctx context.Context, env *cli.Env, targets *cli.Targets, out printer.Fl
 		}
 		list.Items = append(list.Items, item(all.ledger, index, e, ref, c.Clock.Now()))
 	}
+	if out.Output == printer.Plan {
+		out.Output = printer.YAML
+		return out.Object(env.Out, planOf(all.ledger, list.Items))
+	}
 	if len(list.Items) == 0 && !out.Structured() {
 		env.NothingFound("reservations", namespace, targets.AllNamespaces)
 	}
@@ -137,6 +147,39 @@ func run(ctx context.Context, env *cli.Env, targets *cli.Targets, out printer.Fl
 		Namespace: func(r v1alpha1.Reservation) string { return r.Namespace },
 		Resource:  func(r v1alpha1.Reservation) string { return "virtualmachine.kubevirt.io/" + r.Name },
 	}.Print(env.Out, out, list, list.Items)
+}
+
+// planOf is the plan that makes the listed reservations again, in this cluster or another one:
+// what is reserved, and the pools that it is reserved from. Addresses on the way out are no
+// reservations.
+func planOf(snap *ledger.Snapshot, items []v1alpha1.Reservation) *v1alpha1.ReservationPlan {
+	p := &v1alpha1.ReservationPlan{TypeMeta: v1alpha1.Type(plan.Kind), Items: []v1alpha1.PlannedReservation{}}
+	used := map[string]bool{}
+	at := map[string]int{}
+	for _, r := range items {
+		if r.Row != string(ledger.Reserved) {
+			continue
+		}
+		used[r.Pool] = true
+		owner := r.Namespace + "/" + r.Name + "/" + r.Interface
+		n, ok := at[owner]
+		if !ok {
+			n = len(p.Items)
+			at[owner] = n
+			p.Items = append(p.Items, v1alpha1.PlannedReservation{Namespace: r.Namespace, Name: r.Name, Interface: r.Interface, Pool: r.Pool, MAC: r.MAC})
+		}
+		p.Items[n].Addresses = append(p.Items[n].Addresses, r.Address)
+	}
+	for _, l := range snap.Pools {
+		if used[l.Name] {
+			p.Pools = append(p.Pools, v1alpha1.PlannedPool{
+				Name: l.Name, Network: l.Network, CIDRs: l.CIDRs, Ranges: l.Ranges, Exclude: l.Exclude, Gateways: l.Gateways,
+				Namespaces: l.Namespaces, Profile: l.Profile, Attachment: l.Attachment, HoldFor: l.HoldFor,
+			})
+		}
+	}
+	slices.SortFunc(p.Pools, func(a, b v1alpha1.PlannedPool) int { return strings.Compare(a.Name, b.Name) })
+	return p
 }
 
 // selection says which machines the command line asks for.

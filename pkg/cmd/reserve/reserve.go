@@ -2,16 +2,19 @@
 package reserve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/plan"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/printer"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
 )
@@ -19,6 +22,7 @@ import (
 type options struct {
 	targets   *cli.Targets
 	pool, nic string
+	file      string
 	ips       []string
 	addresses []netip.Addr
 	replace   bool
@@ -32,7 +36,7 @@ type options struct {
 func New(env *cli.Env) *cobra.Command {
 	o := &options{targets: cli.NewTargets(env)}
 	cmd := &cobra.Command{
-		Use:   "reserve (VM… | -l SELECTOR | --all) [--pool POOL] [--ip ADDRESS]",
+		Use:   "reserve (VM… | -l SELECTOR | --all | -f PLAN) [--pool POOL] [--ip ADDRESS]",
 		Short: "Give virtual machines fixed addresses",
 		Long: `Give virtual machines fixed addresses.
 
@@ -40,6 +44,10 @@ The address is recorded in the ledger first, then the machine's template is patc
 network plugin honours it. The template reaches a running machine at its next start: until then
 the reservation is "restart pending". Where the running pod already has the address, nothing
 needs a restart.
+
+A plan (-f) has many reservations at once, as YAML, JSON or CSV: 'kubectl vmip list -o plan' writes
+one. Its machines need not exist yet: their addresses wait for them. Contradictions inside a plan
+are found before anything is written; what a first run could not do, a second one completes.
 
 Safe to repeat: a machine that has its reservation is left unchanged, and one whose command
 died half-way is completed.`,
@@ -59,6 +67,9 @@ died half-way is completed.`,
   # Record the addresses that all machines of the namespace have now
   kubectl vmip reserve --all --adopt
 
+  # Hundreds at once; a CSV has the columns namespace,name,interface,pool,addresses,mac
+  kubectl vmip reserve -f plan.yaml
+
   # All machines with a label, showing what would happen
   kubectl vmip reserve -l app=db --pool lab --dry-run=client`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -68,8 +79,10 @@ died half-way is completed.`,
 			return o.run(cmd.Context(), env)
 		},
 	}
+	o.targets.Instead = []string{"filename"}
 	o.targets.AddFlags(cmd)
 	fs := cmd.Flags()
+	fs.StringVarP(&o.file, "filename", "f", "", "Plan to carry out, a file or - for standard input")
 	fs.StringVar(&o.pool, "pool", "", "Pool to take the address from; needed where several serve the machine")
 	fs.StringSliceVar(&o.ips, "ip", nil, "Address to reserve, at most one a family; by default the next free one of every family of the pool")
 	fs.StringVar(&o.nic, "interface", "", "Interface by its network's name; by default the one on the pod network")
@@ -102,23 +115,75 @@ func (o *options) parse(args []string) error {
 	return nil
 }
 
+// requests are what the command line asks for, machine by machine.
+func (o *options) requests(ctx context.Context, env *cli.Env, c *cli.Clients) ([]reservation.Request, error) {
+	if o.file != "" {
+		return o.planned(env, c)
+	}
+	vms, err := o.targets.Resolve(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	reqs := make([]reservation.Request, len(vms))
+	for i, vm := range vms {
+		reqs[i] = reservation.Request{VM: vm, Interface: o.nic, Pool: o.pool, Addresses: o.addresses, Replace: o.replace, Adopt: o.adopt}
+	}
+	return reqs, nil
+}
+
+// planned are the requests of a plan. --pool and --interface stand for what its items leave out.
+func (o *options) planned(env *cli.Env, c *cli.Clients) ([]reservation.Request, error) {
+	in, name := env.In, "standard input"
+	if o.file != "-" {
+		f, err := os.Open(o.file)
+		if err != nil {
+			return nil, fmt.Errorf("plan: %w", err)
+		}
+		defer f.Close()
+		in, name = f, o.file
+	}
+	p, err := plan.Read(in, name, c.Namespace)
+	if err != nil {
+		return nil, cli.UsageError(err)
+	}
+	reqs := make([]reservation.Request, len(p.Items))
+	for i, item := range p.Items {
+		reqs[i] = reservation.Request{
+			VM: item.VM, Interface: cmp.Or(item.Interface, o.nic), Pool: cmp.Or(item.Pool, o.pool), Addresses: item.Addresses, MAC: item.MAC,
+			Replace: o.replace, Adopt: o.adopt, Ahead: true,
+		}
+	}
+	return reqs, nil
+}
+
 func (o *options) run(ctx context.Context, env *cli.Env) error {
 	c, err := env.Clients()
 	if err != nil {
 		return err
 	}
-	vms, err := o.targets.Resolve(ctx, c)
+	s := reservation.NewService(env, c, o.dry)
+	reqs, err := o.requests(ctx, env, c)
 	if err != nil {
 		return err
 	}
-	s := reservation.NewService(env, c, o.dry)
-	reqs := make([]reservation.Request, len(vms))
-	for i, vm := range vms {
-		reqs[i] = reservation.Request{VM: vm, Interface: o.nic, Pool: o.pool, Addresses: o.addresses, Replace: o.replace, Adopt: o.adopt}
-	}
-	results := s.Reserve(ctx, reqs, nil)
+	results := o.reserve(ctx, env, s, reqs)
 	if o.adopt && !o.targets.Named() {
 		results = slices.DeleteFunc(results, func(r reservation.Outcome) bool { return reservation.IsNothingToAdopt(r.Err) })
 	}
 	return reservation.Print(env, results, "reserved", o.dry, o.out, o.unchanged)
+}
+
+// few is how many machines are done before anybody asks how far it is.
+const few = 8
+
+func (o *options) reserve(ctx context.Context, env *cli.Env, s *reservation.Service, reqs []reservation.Request) []reservation.Outcome {
+	if len(reqs) <= few {
+		return s.Reserve(ctx, reqs, nil)
+	}
+	progress := printer.NewProgress(env.ErrOut, nil)
+	stderr := env.ErrOut
+	env.ErrOut = progress // warnings go above the bar
+	defer func() { progress.Close(); env.ErrOut = stderr }()
+	bar := progress.Bar("reserving", len(reqs))
+	return s.Reserve(ctx, reqs, func(reservation.Outcome) { bar.Add() })
 }
