@@ -18,6 +18,7 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/migrate"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/options"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/pool"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/reclaimer"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/release"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/reserve"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/restart"
@@ -39,7 +40,7 @@ var groups = []struct {
 		audit.New, // then: profile.New, checkbinding.New
 	}},
 	{"node", "Node components:", []cli.Command{
-		// install.New, uninstall.New, agent.New
+		reclaimer.New, // then: install.New, uninstall.New, agent.New
 	}},
 	{"other", "Other:", []cli.Command{version.New, completion.New, options.New}},
 }
