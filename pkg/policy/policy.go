@@ -4,13 +4,11 @@
 package policy
 
 import (
-	"bytes"
 	_ "embed"
 	"fmt"
+	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -26,22 +24,27 @@ const (
 )
 
 //go:embed policy.yaml
-var template []byte
+var template string
 
-// Objects returns the policy and its binding for the ledger in a namespace.
+// placeholder stands in the template for the ledger's namespace.
+const placeholder = "LEDGER_NAMESPACE"
+
+// separator stands between the two documents of the template.
+const separator = "\n---\n"
+
+// YAML returns the policy and its binding for the ledger in a namespace, which has to be a valid
+// name, with the comments that explain them.
+func YAML(namespace string) string { return strings.ReplaceAll(template, placeholder, namespace) }
+
+// Objects returns what YAML returns as objects.
 func Objects(namespace string) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding, error) {
 	policy := &admissionv1.ValidatingAdmissionPolicy{}
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
-	parts := bytes.Split(template, []byte("\n---\n"))
-	if len(parts) != 2 {
-		return nil, nil, fmt.Errorf("the template of policy %s has %d objects, not a policy and a binding", Name, len(parts))
-	}
-	for i, into := range []any{policy, binding} {
-		if err := yaml.UnmarshalStrict(parts[i], into); err != nil {
-			return nil, nil, fmt.Errorf("the template of policy %s: %w", Name, err)
+	first, second, _ := strings.Cut(YAML(namespace), separator)
+	for text, into := range map[string]any{first: policy, second: binding} {
+		if err := yaml.UnmarshalStrict([]byte(text), into); err != nil {
+			return nil, nil, fmt.Errorf("policy %s: %w", Name, err)
 		}
 	}
-	// The API server sets this label and lets nobody change it.
-	policy.Spec.MatchConstraints.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}}
 	return policy, binding, nil
 }

@@ -113,7 +113,9 @@ func plant(t *testing.T, maps corev1client.ConfigMapInterface) {
 	block.Data["198.51.100.12"] = damagedRow
 	block.Data["198.51.100.13"] = ledgerRow("t-y/old-1", "held", held)
 	block.Data["198.51.100.14"] = ledgerRow("t-x/old-1", "held", held)
-	block.Data["198.51.100.15"] = `{"vm":"t-x/web","state":"foreign","since":"2026-12-01T10:00:00Z","reason":"pod \"p\""}`
+	block.Data["198.51.100.15"] = `{"vm":"t-x/web","state":"foreign","since":"2026-12-01T10:00:00Z","reason":"pod"}`
+	block.Data["198.51.100.17"] = strings.Replace(ledgerRow("t-x/db-1", "reserved", ""), "}", `,"vm":"t-y/web-1"}`, 1)
+	block.Data["198.51.100.18"] = strings.Replace(ledgerRow("t-x/db-1", "reserved", ""), "}", `,"VM":"t-y/web-1"}`, 1)
 	six := object(guardedSix, "block", nil)
 	reserveRow(six, "2001-0db8-0001-0000-0000-0000-0000-0010", "t-x/db-1")
 	pool := object(guardedPool, "pool", map[string]string{"spec": labSpec})
@@ -230,7 +232,11 @@ func writes() []write {
 		{name: "damaged row removed", object: guardedBlock, tenant: notYours + "198.51.100.12", stranger: notYours + "198.51.100.12", change: func(cm *corev1.ConfigMap) { delete(cm.Data, "198.51.100.12") }},
 		{name: "damaged row written over", object: guardedBlock, tenant: notYours + "198.51.100.12", stranger: notYours + "198.51.100.12", change: func(cm *corev1.ConfigMap) { reserveRow(cm, "198.51.100.12", "t-x/db-2") }},
 		{name: "foreign claim removed", object: guardedBlock, tenant: notYours + "198.51.100.15", stranger: notYours + "198.51.100.15", change: func(cm *corev1.ConfigMap) { delete(cm.Data, "198.51.100.15") }},
-		{name: "foreign claim recorded", object: guardedBlock, tenant: "none of state foreign: not 198.51.100.20", stranger: "none of state foreign: not 198.51.100.20", change: func(cm *corev1.ConfigMap) { cm.Data["198.51.100.20"] = cm.Data["198.51.100.15"] }},
+		{name: "foreign claim recorded", object: guardedBlock, tenant: "none of state foreign: not 198.51.100.20", stranger: "none of state foreign: not 198.51.100.20", change: func(cm *corev1.ConfigMap) {
+			cm.Data["198.51.100.20"] = `{"vm":"pod t-x/web","interface":"","state":"foreign","since":"2026-12-01T10:00:00Z","reason":"\"p\" \u003c"}`
+		}},
+		{name: "row that names two owners", object: guardedBlock, tenant: notYours + "198.51.100.17", stranger: notYours + "198.51.100.17", change: func(cm *corev1.ConfigMap) { reserveRow(cm, "198.51.100.17", "t-x/db-2") }},
+		{name: "row that names two owners, one in capitals", object: guardedBlock, tenant: notYours + "198.51.100.18", stranger: notYours + "198.51.100.18", change: func(cm *corev1.ConfigMap) { reserveRow(cm, "198.51.100.18", "t-x/db-2") }},
 		{name: "two namespaces in one write", object: guardedBlock, tenant: twoSpaces, stranger: twoSpaces, change: func(cm *corev1.ConfigMap) {
 			reserveRow(cm, "198.51.100.20", "t-x/db-2")
 			reserveRow(cm, "198.51.100.21", "t-y/db-2")
@@ -320,6 +326,7 @@ func writes() []write {
 		malformed("held without an end", ledgerRow("t-x/db-2", "held", "")),
 		malformed("a time that is none", strings.Replace(good, "T10:00:00Z", "", 1)),
 		malformed("text after it", good+"}"),
+		malformed("a state after it", good+`,"state":"reserved"}`),
 		malformed("a row that fills the block", strings.Replace(good, `"uid":"`, `"uid":"`+strings.Repeat("0", 1000), 1)),
 		impossible("30 February", strings.Replace(good, "2026-12-01", "2026-02-30", 1)),
 		impossible("29 February of no leap year", strings.Replace(good, "2026-12-01", "2026-02-29", 1)),

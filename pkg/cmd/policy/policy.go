@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/policy"
@@ -38,8 +37,8 @@ func New(env *cli.Env) *cobra.Command {
 
 Without the policy, whoever may update ConfigMaps in the ledger's namespace may change every row. With
 it the API server refuses rows that can't be read, and a writer without the operator role (ClusterRole
-vmip.io:admin) changes rows of one namespace at a time, in which he may patch virtual machines, makes
-and changes no pool, and deletes nothing. Kubernetes 1.30 or newer.`,
+vmip.io:admin) changes rows of one namespace at a time, with the right to patch virtual machines there,
+makes and changes no pool, and deletes nothing. Kubernetes 1.30 or newer.`,
 		Example:           example,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -53,24 +52,16 @@ func run(env *cli.Env, out printer.Flags) error {
 	if errs := validation.IsDNS1123Label(env.LedgerNamespace); len(errs) > 0 {
 		return cli.UsageError(fmt.Errorf("--ledger-namespace %q: %s", env.LedgerNamespace, errs[0]))
 	}
+	if out.Output == "" || out.Output == printer.YAML {
+		_, err := fmt.Fprint(env.Out, policy.YAML(env.LedgerNamespace)) // with its comments
+		return err
+	}
 	admission, binding, err := policy.Objects(env.LedgerNamespace)
 	if err != nil {
 		return err
 	}
-	objects := []runtime.Object{admission, binding}
-	if out.Output != "" && out.Output != printer.YAML {
-		list := &corev1.List{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}}
-		for _, o := range objects {
-			list.Items = append(list.Items, runtime.RawExtension{Object: o})
-		}
-		return out.Object(env.Out, list)
-	}
-	// One printer for both: it writes the line between two documents.
-	print := &printers.YAMLPrinter{}
-	for _, o := range objects {
-		if err := print.PrintObj(o, env.Out); err != nil {
-			return err
-		}
-	}
-	return nil
+	return out.Object(env.Out, &corev1.List{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"},
+		Items:    []runtime.RawExtension{{Object: admission}, {Object: binding}},
+	})
 }
