@@ -12,16 +12,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Name is the name of the policy and of its binding, and what a refusal begins with.
+// Name is the name of the policy and of its binding; the text of a refusal has it.
 const Name = "ledger.vmip.io"
-
-// The right that makes a writer an operator, as `kubectl auth can-i operate ledgers.vmip.io -n
-// NAMESPACE` asks for it. Nothing serves such a resource: it exists in roles only.
-const (
-	OperatorVerb     = "operate"
-	OperatorGroup    = "vmip.io"
-	OperatorResource = "ledgers"
-)
 
 //go:embed policy.yaml
 var template string

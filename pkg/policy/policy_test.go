@@ -1,4 +1,4 @@
-package policy
+package policy_test
 
 import (
 	"os"
@@ -12,34 +12,35 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/policy"
 )
 
 func objects(t *testing.T) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
 	t.Helper()
-	policy, binding, err := Objects("addresses")
+	admission, binding, err := policy.Objects("addresses")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return policy, binding
+	return admission, binding
 }
 
 func TestObjects(t *testing.T) {
-	policy, binding := objects(t)
-	if policy.Name != Name || binding.Name != Name || binding.Spec.PolicyName != Name {
-		t.Errorf("policy %s, binding %s of policy %s, want all %s", policy.Name, binding.Name, binding.Spec.PolicyName, Name)
+	admission, binding := objects(t)
+	if admission.Name != policy.Name || binding.Name != policy.Name || binding.Spec.PolicyName != policy.Name {
+		t.Errorf("policy %s, binding %s of policy %s, want all %s", admission.Name, binding.Name, binding.Spec.PolicyName, policy.Name)
 	}
-	if got := policy.Spec.MatchConstraints.NamespaceSelector.MatchLabels; len(got) != 1 || got["kubernetes.io/metadata.name"] != "addresses" {
+	if got := admission.Spec.MatchConstraints.NamespaceSelector.MatchLabels; len(got) != 1 || got["kubernetes.io/metadata.name"] != "addresses" {
 		t.Errorf("guards the namespaces with %v, want addresses only", got)
 	}
-	if *policy.Spec.FailurePolicy != admissionv1.Fail || !slices.Equal(binding.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
-		t.Errorf("failure policy %s, actions %v: a guard has to refuse", *policy.Spec.FailurePolicy, binding.Spec.ValidationActions)
+	if *admission.Spec.FailurePolicy != admissionv1.Fail || !slices.Equal(binding.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
+		t.Errorf("failure policy %s, actions %v: a guard has to refuse", *admission.Spec.FailurePolicy, binding.Spec.ValidationActions)
 	}
 }
 
 // What the ledger writes has to be in the policy, word for word.
 func TestPolicyKnowsTheLedger(t *testing.T) {
-	policy, _ := objects(t)
-	all := strings.Join(expressions(policy), "\n")
+	admission, _ := objects(t)
+	all := strings.Join(expressions(admission), "\n")
 	words := []string{ledger.AnnotationFormat, ledger.LabelKind, ledger.LabelNetwork, ledger.LabelPool, "'" + ledger.LabelOwner + "'",
 		"'" + ledger.Format + "'", "'" + ledger.KindNetwork + "'", "'" + ledger.KindPool + "'", "'" + ledger.KindBlock + "'"}
 	for _, state := range ledger.States {
@@ -54,10 +55,10 @@ func TestPolicyKnowsTheLedger(t *testing.T) {
 
 // The right that the policy asks for is one that a role of the project gives.
 func TestOperatorRole(t *testing.T) {
-	policy, _ := objects(t)
-	if i := slices.IndexFunc(policy.Spec.Variables, func(v admissionv1.Variable) bool { return v.Name == "operator" }); i < 0 ||
-		policy.Spec.Variables[i].Expression != "authorizer.group('"+OperatorGroup+"').resource('"+OperatorResource+"').namespace(request.namespace).check('"+OperatorVerb+"').allowed()" {
-		t.Errorf("the policy asks for another right: %v", policy.Spec.Variables)
+	admission, _ := objects(t)
+	if i := slices.IndexFunc(admission.Spec.Variables, func(v admissionv1.Variable) bool { return v.Name == "operator" }); i < 0 ||
+		admission.Spec.Variables[i].Expression != "authorizer.group('vmip.io').resource('ledgers').namespace(request.namespace).check('operate').allowed()" {
+		t.Errorf("the policy asks for another right: %v", admission.Spec.Variables)
 	}
 	raw, err := os.ReadFile("../../manifests/rbac.yaml")
 	if err != nil {
@@ -70,7 +71,7 @@ func TestOperatorRole(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, r := range role.Rules {
-			if slices.Contains(r.APIGroups, OperatorGroup) && slices.Contains(r.Resources, OperatorResource) && slices.Contains(r.Verbs, OperatorVerb) {
+			if slices.Contains(r.APIGroups, "vmip.io") && slices.Contains(r.Resources, "ledgers") && slices.Contains(r.Verbs, "operate") {
 				roles = append(roles, role.Name)
 			}
 		}
@@ -83,13 +84,13 @@ func TestOperatorRole(t *testing.T) {
 // Message expressions are always evaluated, and without an authorizer: one that asks it fails, and
 // the user reads the general message. Variables are compiled in their order.
 func TestExpressionsAreEvaluable(t *testing.T) {
-	policy, _ := objects(t)
+	admission, _ := objects(t)
 	used := regexp.MustCompile(`variables\.([A-Za-z]+)`)
 	needs := map[string]bool{} // by variable: whether it asks the authorizer
 	asks := func(expression string) bool {
 		return strings.Contains(expression, "authorizer.") || slices.ContainsFunc(used.FindAllStringSubmatch(expression, -1), func(m []string) bool { return needs[m[1]] })
 	}
-	for _, v := range policy.Spec.Variables {
+	for _, v := range admission.Spec.Variables {
 		for _, m := range used.FindAllStringSubmatch(v.Expression, -1) {
 			if _, ok := needs[m[1]]; !ok {
 				t.Errorf("variable %s uses %s, which comes later or not at all", v.Name, m[1])
@@ -101,7 +102,7 @@ func TestExpressionsAreEvaluable(t *testing.T) {
 	for name := range needs {
 		unused[name] = true
 	}
-	for _, expression := range expressions(policy) {
+	for _, expression := range expressions(admission) {
 		for _, m := range used.FindAllStringSubmatch(expression, -1) {
 			if _, ok := needs[m[1]]; !ok {
 				t.Errorf("there is no variable %s", m[1])
@@ -112,7 +113,7 @@ func TestExpressionsAreEvaluable(t *testing.T) {
 	if len(unused) > 0 {
 		t.Errorf("nobody uses the variables %v", unused)
 	}
-	for _, v := range policy.Spec.Validations {
+	for _, v := range admission.Spec.Validations {
 		if v.Message == "" || strings.Contains(v.Message, "\n") {
 			t.Errorf("message %q of %s: has to be one line", v.Message, v.Expression)
 		}
@@ -125,11 +126,11 @@ func TestExpressionsAreEvaluable(t *testing.T) {
 	}
 }
 
-func expressions(policy *admissionv1.ValidatingAdmissionPolicy) (list []string) {
-	for _, v := range policy.Spec.Variables {
+func expressions(admission *admissionv1.ValidatingAdmissionPolicy) (list []string) {
+	for _, v := range admission.Spec.Variables {
 		list = append(list, v.Expression)
 	}
-	for _, v := range policy.Spec.Validations {
+	for _, v := range admission.Spec.Validations {
 		list = append(list, v.Expression, v.MessageExpression)
 	}
 	return list

@@ -120,10 +120,12 @@ func plant(t *testing.T, maps corev1client.ConfigMapInterface) {
 	reserveRow(six, "2001-0db8-0001-0000-0000-0000-0000-0010", "t-x/db-1")
 	pool := object(guardedPool, "pool", map[string]string{"spec": labSpec})
 	pool.Labels["vmip.io/pool"] = "lab"
+	busy := object("vmip-pool-busy", "pool", map[string]string{"spec": labSpec, "pending": labSpec})
+	busy.Labels["vmip.io/pool"] = "busy"
 	registry := object("vmip-network-lan", "network", map[string]string{"pools": "lab:\n- 198.51.100.0/22\n", "cluster": "c1"})
 	empty := object("vmip-block-lan-198.51.101.0-24", "block", nil)
 	other := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "unrelated"}, Data: map[string]string{"a": "b"}}
-	for _, cm := range []*corev1.ConfigMap{block, six, pool, registry, empty, other} {
+	for _, cm := range []*corev1.ConfigMap{block, six, pool, busy, registry, empty, other} {
 		if _, err := maps.Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -275,6 +277,8 @@ func writes() []write {
 			spec("openBlocks: 2", "openBlocks: 3")(cm)
 		}},
 		{name: "pool change announced", object: guardedPool, tenant: poolKept, stranger: poolKept, change: func(cm *corev1.ConfigMap) { cm.Data["pending"] = labSpec }},
+		{name: "openBlocks raised while a pool change is announced", object: "vmip-pool-busy", change: spec("openBlocks: 2", "openBlocks: 3")},
+		{name: "pool change withdrawn", object: "vmip-pool-busy", tenant: poolKept, stranger: poolKept, change: func(cm *corev1.ConfigMap) { delete(cm.Data, "pending") }},
 		{name: "pool made", object: "vmip-pool-lab-2", create: true, tenant: poolKept, stranger: poolKept, change: func(cm *corev1.ConfigMap) {
 			cm.Labels["vmip.io/kind"], cm.Labels["vmip.io/pool"] = "pool", "lab-2"
 			cm.Data = map[string]string{"spec": labSpec}
@@ -401,7 +405,7 @@ func (c *cluster) policyWrites(t *testing.T) {
 	if err := users["tenant"].DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "vmip.io/kind"}); err == nil || !strings.Contains(err.Error(), "ledger.vmip.io") {
 		t.Errorf("all deleted at once: %v", err)
 	}
-	if list, err := admin.List(t.Context(), metav1.ListOptions{LabelSelector: "vmip.io/kind"}); err != nil || len(list.Items) != 5 {
+	if list, err := admin.List(t.Context(), metav1.ListOptions{LabelSelector: "vmip.io/kind"}); err != nil || len(list.Items) != 6 {
 		t.Errorf("the ledger has %d objects, %v", len(list.Items), err)
 	}
 }
