@@ -259,6 +259,12 @@ func writes() []write {
 		{name: "fence changed", object: guardedBlock, tenant: metaKept, stranger: metaKept, change: func(cm *corev1.ConfigMap) { cm.Annotations["vmip.io/fence"] = "01JDZ9V8Q2M4K6T8W0Y2A4C6E9" }},
 		{name: "fence removed", object: guardedBlock, tenant: metaKept, stranger: metaKept, change: func(cm *corev1.ConfigMap) { delete(cm.Annotations, "vmip.io/fence") }},
 		{name: "another label", object: guardedBlock, tenant: metaKept, stranger: metaKept, change: func(cm *corev1.ConfigMap) { cm.Labels["example.com/prune"] = "yes" }},
+		{name: "an owner label with a value", object: guardedBlock, tenant: metaKept, stranger: noPatch, change: func(cm *corev1.ConfigMap) {
+			reserveRow(cm, "198.51.100.20", "t-x/db-2")
+			cm.Labels[ownerLabel("t-x/db-2")] = "x"
+		}},
+		{name: "a new block with another label", object: "vmip-block-lan-198.51.102.0-24", create: true, tenant: metaKept, stranger: metaKept, change: func(cm *corev1.ConfigMap) { cm.Labels["example.com/prune"] = "yes" }},
+		{name: "a new block with a fence", object: "vmip-block-lan-198.51.102.0-24", create: true, tenant: metaKept, stranger: metaKept, change: func(cm *corev1.ConfigMap) { cm.Annotations["vmip.io/fence"] = "01JDZ9V8Q2M4K6T8W0Y2A4C6E9" }},
 		{name: "a finalizer", object: guardedBlock, tenant: metaKept, stranger: metaKept, change: func(cm *corev1.ConfigMap) { cm.Finalizers = []string{"example.com/keep"} }},
 
 		// Pools and the registry.
