@@ -17,6 +17,7 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/list"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/migrate"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/options"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/policy"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/pool"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/reclaimer"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/release"
@@ -42,7 +43,7 @@ var groups = []struct {
 	{"node", "Node components:", []cli.Command{
 		reclaimer.New, // then: install.New, uninstall.New, agent.New
 	}},
-	{"other", "Other:", []cli.Command{version.New, completion.New, options.New}},
+	{"other", "Other:", []cli.Command{policy.New, version.New, completion.New, options.New}},
 }
 
 // Execute runs the command that args name and returns its exit status.

@@ -44,6 +44,7 @@ func TestUsage(t *testing.T) {
 		{"version x y", 2, "error: kubectl vmip version takes no arguments, but was given \"x y\"\nSee 'kubectl vmip version -h' for help and examples\n"},
 		{"version --nope", 2, "error: unknown flag: --nope\nSee 'kubectl vmip version -h' for help and examples\n"},
 		{"version -o xml", 2, "error: invalid argument \"xml\" for \"-o, --output\" flag: unknown format; allowed are json, yaml, jsonpath=TEMPLATE, go-template=TEMPLATE\nSee 'kubectl vmip version -h' for help and examples\n"},
+		{"policy --ledger-namespace No_Name", 2, "error: --ledger-namespace \"No_Name\": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')\nSee 'kubectl vmip policy -h' for help and examples\n"},
 		{"completion tcsh", 2, "error: invalid argument \"tcsh\" for \"kubectl vmip completion\"\nSee 'kubectl vmip completion -h' for help and examples\n"},
 		{"reserve", 2, "error: no virtual machine named; give one or more names, -l SELECTOR or --all or --filename\nSee 'kubectl vmip reserve -h' for help and examples\n"},
 		{"reserve vmi/db-1", 2, "error: vmi/db-1 is a running instance, which ends with the next stop: addresses belong to virtual machines; name vm/db-1\nSee 'kubectl vmip reserve -h' for help and examples\n"},
@@ -74,6 +75,7 @@ func TestHelp(t *testing.T) {
   completion  Print what shell completion needs
   help        Help about any command
   options     Print the flags that all commands have
+  policy      Print the admission policy that guards the ledger
   version     Print the versions of the plugin and of the cluster
 
 Usage:

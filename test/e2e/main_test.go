@@ -69,21 +69,28 @@ type cluster struct {
 
 var clusters struct {
 	sync.Mutex
-	byCNI map[string]func() (*cluster, error)
-	dirs  []string
+	byName map[string]func() (*cluster, error)
+	dirs   []string
 }
 
 // clusterWith returns the cluster of a CNI, started by the first test that asks for it.
 func clusterWith(t *testing.T, cni string) *cluster {
 	t.Helper()
+	return clusterNamed(t, cni, cni)
+}
+
+// clusterNamed returns a cluster apart from the one that the tests of its CNI share, for what
+// changes the whole of it.
+func clusterNamed(t *testing.T, name, cni string) *cluster {
+	t.Helper()
 	clusters.Lock()
-	if clusters.byCNI == nil {
-		clusters.byCNI = map[string]func() (*cluster, error){}
+	if clusters.byName == nil {
+		clusters.byName = map[string]func() (*cluster, error){}
 	}
-	start, ok := clusters.byCNI[cni]
+	start, ok := clusters.byName[name]
 	if !ok {
-		start = sync.OnceValues(func() (*cluster, error) { return startCluster(cni) })
-		clusters.byCNI[cni] = start
+		start = sync.OnceValues(func() (*cluster, error) { return startCluster(name, cni) })
+		clusters.byName[name] = start
 	}
 	clusters.Unlock()
 	c, err := start()
@@ -93,15 +100,15 @@ func clusterWith(t *testing.T, cni string) *cluster {
 	return c
 }
 
-func startCluster(cni string) (*cluster, error) {
-	c := &cluster{cni: cni, dir: filepath.Join(scratch, "cluster-"+cni)}
+func startCluster(name, cni string) (*cluster, error) {
+	c := &cluster{cni: cni, dir: filepath.Join(scratch, "cluster-"+name)}
 	c.kubeconfig = filepath.Join(c.dir, "kubeconfig")
 	clusters.Lock()
 	clusters.dirs = append(clusters.dirs, c.dir)
 	clusters.Unlock()
-	up := exec.Command(filepath.Join(binaries, "vmip-cluster"), "up", "--name", "e2e-"+cni, "--dir", c.dir, "--cni", cni)
+	up := exec.Command(filepath.Join(binaries, "vmip-cluster"), "up", "--name", "e2e-"+name, "--dir", c.dir, "--cni", cni)
 	if out, err := up.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("starting the %s cluster: %w\n%s", cni, err, out)
+		return nil, fmt.Errorf("starting the %s cluster: %w\n%s", name, err, out)
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig)
 	if err != nil {

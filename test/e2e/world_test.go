@@ -34,7 +34,11 @@ var worlds atomic.Int32
 
 func newWorld(t *testing.T, cni string) *world {
 	t.Helper()
-	c := clusterWith(t, cni)
+	return newWorldIn(t, clusterWith(t, cni))
+}
+
+func newWorldIn(t *testing.T, c *cluster) *world {
+	t.Helper()
 	n := worlds.Add(1)
 	w := &world{cluster: c, t: t, namespace: fmt.Sprintf("t%d", n), lab: fmt.Sprintf("lab-t%d", n), prefix: fmt.Sprintf("10.16.%d", 100+n), prefix6: fmt.Sprintf("fd00:10:16::%x", 0x100*(16+n))}
 	w.kubectl(t, "", "create", "namespace", w.namespace)
