@@ -20,7 +20,7 @@ platforms := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 win
 unit       = $$($(GO) list ./... | grep -v /test/)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cross install demo test test-unit test-e2e bench docs clean
+.PHONY: help build cross install demo test test-unit test-e2e test-ledger test-faults-ledger bench docs clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,13 +41,19 @@ install: build ## Install the plugin and its completion into PREFIX/bin (/usr/lo
 demo: ## Show the main job on a real control plane with simulated nodes (KEEP=1 leaves it running)
 	@bash test/demo/demo.sh
 
-test: test-unit cluster-test test-e2e ## Run all tests: unit, the test cluster, end to end
+test: test-unit cluster-test test-ledger test-e2e ## Run all tests: unit, the test cluster, the ledger's faults (a part), end to end
 
 test-unit: ## Run the tests that need no cluster, with the race detector
 	$(GO) test -race $(unit)
 
 test-e2e: ## Run the built plugin as `kubectl vmip` against real control planes
 	$(GO) test -count=1 -timeout 20m ./test/e2e/...
+
+test-ledger: ## Break the ledger's protocol on purpose: a part that is the same every time
+	$(GO) test -count=1 -timeout 15m -parallel 8 ./test/fault ./test/ledger
+
+test-faults-ledger: ## Break the ledger's protocol at every call, with recorded histories (under 30 minutes)
+	VMIP_FAULTS=all $(GO) test -count=1 -timeout 60m -parallel 8 -v -run . ./test/ledger | grep -v '^ *--- PASS\|^=== '
 
 bench: ## Run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(unit)

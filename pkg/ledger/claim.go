@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 )
 
@@ -46,6 +48,8 @@ type Claim struct {
 type TakenError struct {
 	Addr  netip.Addr
 	Entry Entry
+	// Expired is set where the row's cool-down is over and only the right to take it is missing.
+	Expired bool
 }
 
 func (e *TakenError) Error() string {
@@ -53,6 +57,8 @@ func (e *TakenError) Error() string {
 	switch {
 	case e.Entry.Err != nil:
 		return fmt.Sprintf("address %s has a row that can't be read (%v) and counts as taken: repair or remove %s", e.Addr, e.Entry.Err, e.Entry.Key)
+	case r.State == Held && e.Expired:
+		return fmt.Sprintf("address %s was released by %s, and its cool-down is over, but you may not take the rows of namespace %s: choose another one, or let an operator free it", e.Addr, r.VM, r.Owner().Namespace)
 	case r.State == Held:
 		return fmt.Sprintf("address %s was released by %s and cools down until %s: choose another one or wait", e.Addr, r.VM, r.Until.UTC().Format(time.RFC3339))
 	case r.State == Foreign:
@@ -144,6 +150,9 @@ type claiming struct {
 	found map[string][]Entry
 	// seen are the answers of Usable.
 	seen map[netip.Addr]string
+	// own is set once a write over another machine's expired row was forbidden: an admission policy
+	// leaves those to operators.
+	own bool
 	plan
 }
 
@@ -487,12 +496,12 @@ func (s *Store) free(ctx context.Context, c *claiming, b *block) error {
 		return err
 	}
 	if e, ok := b.entry(c.at); ok {
-		free, err := s.expired(ctx, c.Claim, e)
+		free, err := s.expired(ctx, c, e)
 		if err != nil {
 			return err
 		}
 		if !free {
-			return &TakenError{c.at, e}
+			return &TakenError{c.at, e, c.own && e.Err == nil && e.Row.State == Held && e.Row.Until.Before(s.Clock.Now())}
 		}
 	}
 	by, err := c.usable(ctx, c.at)
@@ -646,7 +655,7 @@ func (s *Store) lowest(ctx context.Context, c *claiming, space *address.Space, b
 				continue
 			}
 			if ok {
-				free, err := s.expired(ctx, c.Claim, e)
+				free, err := s.expired(ctx, c, e)
 				if err != nil {
 					return netip.Addr{}, err
 				}
@@ -672,8 +681,11 @@ func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic
 	pools := map[string]error{}
 	now := map[string]*poolObject{}
 	var rows []*claiming
+	put, again = s.together(put)
+	reused := false
 	for _, c := range put {
 		was, had := b.entry(c.at)
+		reused = reused || had && !was.Row.Names(c.Owner)
 		if c.take == nil || was.Row.State != Reserved {
 			if _, known := pools[c.Pool]; !known {
 				now[c.Pool], pools[c.Pool] = s.registered(ctx, c.Pool, b.network)
@@ -704,7 +716,7 @@ func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic
 	}
 	if !rows[0].Preview {
 		err := s.save(ctx, b)
-		if errors.Is(err, ErrChanged) {
+		if errors.Is(err, ErrChanged) || apierrors.IsForbidden(err) && s.lessAtOnce(rows, reused) {
 			return append(again, rows...)
 		}
 		if err != nil {
@@ -719,6 +731,37 @@ func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic
 		c.out.Old, c.out.Lost = c.old, c.lost
 	}
 	return again
+}
+
+// together leaves out claims that may not be written together with the first one: an admission
+// policy lets a tenant change the rows of one namespace in a write.
+func (s *Store) together(put []*claiming) (now, later []*claiming) {
+	if !s.apart.Load() {
+		return put, nil
+	}
+	for _, c := range put {
+		if c.Owner.Namespace == put[0].Owner.Namespace {
+			now = append(now, c)
+		} else {
+			later = append(later, c)
+		}
+	}
+	return now, later
+}
+
+// lessAtOnce says whether a write that was forbidden asked for more than it had to: rows of several
+// namespaces at once, or another machine's expired row. The next try asks for less.
+func (s *Store) lessAtOnce(rows []*claiming, reused bool) bool {
+	if slices.ContainsFunc(rows, func(c *claiming) bool { return c.Owner.Namespace != rows[0].Owner.Namespace }) {
+		s.apart.Store(true)
+		return true
+	}
+	less := false
+	for _, c := range rows {
+		less = less || reused && !c.own
+		c.own = true
+	}
+	return less
 }
 
 // registered reads a pool together with its entry in the network's registry.
@@ -738,7 +781,7 @@ func (s *Store) registered(ctx context.Context, name, network string) (*poolObje
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := registry.Pools[name]; !ok || pool.spec.Network != network {
+	if entry := registry.Pools[name]; pool.spec.Network != network || !covers(entry, pool.spec.CIDRs) {
 		return nil, fmt.Errorf("pool %s is not registered in network %s: an interrupted command left it; repeat `pool add %s` or `pool remove %s`", name, network, name, name)
 	}
 	return pool, nil
@@ -746,8 +789,11 @@ func (s *Store) registered(ctx context.Context, name, network string) (*poolObje
 
 // expired says whether a row is a cool-down that is over and whose last owner is proven not to
 // use the address.
-func (s *Store) expired(ctx context.Context, c Claim, e Entry) (bool, error) {
+func (s *Store) expired(ctx context.Context, c *claiming, e Entry) (bool, error) {
 	if e.Err != nil || e.Row.State != Held || !e.Row.Until.Before(s.Clock.Now()) || c.Gone == nil {
+		return false, nil
+	}
+	if c.own && e.Row.Owner().Namespace != c.Owner.Namespace {
 		return false, nil
 	}
 	return c.Gone(ctx, e)
@@ -762,6 +808,11 @@ func nearlyFull(space *address.Space, b *block) bool {
 		}
 	}
 	return taken*4 >= all*3
+}
+
+// covers says whether a registry entry has all CIDRs of a pool.
+func covers(entry, cidrs []string) bool {
+	return !slices.ContainsFunc(cidrs, func(c string) bool { return !slices.Contains(entry, c) })
 }
 
 // openNext lets automatic choice use more than `open` blocks of a family: as many as hold `need`

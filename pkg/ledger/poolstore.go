@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/big"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,6 +35,8 @@ type poolObject struct {
 	spec Pool
 	// pending is set while a change is under way; a removal is a pending pool without CIDRs.
 	pending *Pool
+	// change is the operation that announced it: only it may commit or withdraw.
+	change string
 }
 
 func parsePool(cm *corev1.ConfigMap) (*poolObject, error) {
@@ -42,7 +44,7 @@ func parsePool(cm *corev1.ConfigMap) (*poolObject, error) {
 	if !ok {
 		return nil, fmt.Errorf("configmap %s is labelled as a pool but not named as one", cm.Name)
 	}
-	p := &poolObject{cm: cm}
+	p := &poolObject{cm: cm, change: cm.Annotations[AnnotationFence]}
 	parse := func(key string, into *Pool) error {
 		if err := yaml.UnmarshalStrict([]byte(cm.Data[key]), into); err != nil {
 			return fmt.Errorf("pool %s: %s: %w", name, key, err)
@@ -82,8 +84,19 @@ func (p *poolObject) encode() error {
 			return err
 		}
 		p.cm.Data[keyPending] = string(pending)
+		p.cm.Annotations[AnnotationFence] = p.change
 	}
 	return nil
+}
+
+// cidrs are those of the specification in force and of the announced one.
+func (p *poolObject) cidrs() []string {
+	all := slices.Clone(p.spec.CIDRs)
+	if p.pending != nil {
+		all = append(all, p.pending.CIDRs...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // check says whether the address may be handed out now, by the specification in force and the
@@ -184,8 +197,8 @@ func (s *Store) pool(ctx context.Context, name string) (*poolObject, error) {
 }
 
 // AddPool registers a pool in its network and creates it. A pool that overlaps another one of
-// the network is refused. An AddPool that died between its two writes is completed by the next
-// one with the same CIDRs.
+// the network is refused. An AddPool that died between its writes is completed by the next one
+// with the same CIDRs.
 func (s *Store) AddPool(ctx context.Context, p Pool, cluster types.UID) (Pool, error) {
 	p, err := p.Normalise()
 	if err != nil {
@@ -197,7 +210,7 @@ func (s *Store) AddPool(ctx context.Context, p Pool, cluster types.UID) (Pool, e
 	}
 	// A name that is taken must be refused before the registry changes.
 	if old, err := s.pool(ctx, p.Name); err == nil {
-		return Pool{}, &PoolExistsError{Pool: old.spec}
+		return Pool{}, s.completeAdd(ctx, old.spec, cluster)
 	} else if missing := (*PoolNotFoundError)(nil); !errors.As(err, &missing) {
 		return Pool{}, err
 	}
@@ -209,7 +222,34 @@ func (s *Store) AddPool(ctx context.Context, p Pool, cluster types.UID) (Pool, e
 	} else if err != nil {
 		return Pool{}, err
 	}
-	return p, nil
+	if s.DryRun {
+		return p, nil
+	}
+	// A removal of the pool before this one may have taken the registry's entry away meanwhile.
+	return p, s.trim(ctx, p.Name, p.Network)
+}
+
+// completeAdd ends an AddPool under a name that is taken. Where the pool's entry in the registry
+// is missing, an AddPool or a removal has died: the entry is written again.
+func (s *Store) completeAdd(ctx context.Context, p Pool, cluster types.UID) error {
+	if !s.DryRun {
+		cm, err := s.get(ctx, networkName(p.Network))
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		var n *Network
+		if err == nil {
+			if n, err = parseNetwork(cm); err != nil {
+				return err
+			}
+		}
+		if n == nil || n.Pools[p.Name] == nil {
+			if err := s.register(ctx, p, cluster); err != nil {
+				return err
+			}
+		}
+	}
+	return &PoolExistsError{Pool: p}
 }
 
 // PoolExistsError is an AddPool under a name that is taken.
@@ -228,13 +268,13 @@ func (s *Store) register(ctx context.Context, p Pool, cluster types.UID) error {
 		if cluster != "" && n.Cluster != cluster {
 			return fmt.Errorf("the ledger in namespace %s belongs to cluster %s, this is cluster %s: a ledger can't be moved by copying its objects", s.Namespace, n.Cluster, cluster)
 		}
-		if cidrs, ok := n.Pools[p.Name]; ok && !slices.Equal(cidrs, p.CIDRs) {
+		if cidrs, ok := n.Pools[p.Name]; ok && !slices.Equal(slices.Sorted(slices.Values(cidrs)), slices.Sorted(slices.Values(p.CIDRs))) {
 			return fmt.Errorf("network %s has pool %s registered with CIDR %s by a command that died: repeat it with that CIDR, then change it", n.Name, p.Name, strings.Join(cidrs, ","))
 		}
 		if err := n.admit(p); err != nil {
 			return err
 		}
-		n.Pools[p.Name] = p.CIDRs
+		n.Pools[p.Name] = slices.Sorted(slices.Values(p.CIDRs))
 		return nil
 	})
 }
@@ -260,18 +300,19 @@ func (s *Store) registry(ctx context.Context, network string, change func(*Netwo
 		if err != nil {
 			return err
 		}
-		before := maps.Clone(n.Pools)
 		if err := change(n); err != nil {
 			return err
-		}
-		if cm.ResourceVersion != "" && maps.EqualFunc(before, n.Pools, slices.Equal) && string(n.Cluster) == cm.Data[keyCluster] {
-			return nil
 		}
 		pools, err := yaml.Marshal(n.Pools)
 		if err != nil {
 			return err
 		}
 		cm.Data = map[string]string{keyPools: string(pools), keyCluster: string(n.Cluster)}
+		// Also where nothing changes: whoever has read the registry before must meet a conflict.
+		if cm.Annotations == nil {
+			cm.Annotations = map[string]string{AnnotationFormat: Format}
+		}
+		cm.Annotations[AnnotationFence] = NewOp()
 		return s.write(ctx, cm)
 	})
 }
@@ -327,84 +368,186 @@ func (s *Store) SetPool(ctx context.Context, p Pool) (Pool, error) {
 	return p, s.change(ctx, p.Name, &p)
 }
 
-// RemovePool removes a pool; refused while rows of it exist. Its blocks stay.
-func (s *Store) RemovePool(ctx context.Context, name string) error { return s.change(ctx, name, nil) }
-
-// change is SetPool, and RemovePool where the new specification is nil.
-func (s *Store) change(ctx context.Context, name string, to *Pool) error {
-	var old Pool
-	op := NewOp()
-	announce := func(pending *Pool) func(*poolObject) error {
-		return func(o *poolObject) error {
-			if pending != nil && pending.Network != o.spec.Network {
-				return fmt.Errorf("pool %s is in network %s: a pool can't change its network; add another pool", name, o.spec.Network)
-			}
-			old, o.pending = o.spec, pending
-			if pending != nil {
-				pending.OpenBlocks = max(pending.OpenBlocks, o.spec.OpenBlocks)
-			}
-			return nil
-		}
+// RemovePool removes a pool; refused while rows of it exist. Its blocks stay. Where a removal died
+// after the pool had gone, its entry in the registry goes too.
+func (s *Store) RemovePool(ctx context.Context, name string) error {
+	err := s.change(ctx, name, nil)
+	if missing := (*PoolNotFoundError)(nil); !errors.As(err, &missing) {
+		return err
 	}
-	pending := to
-	if to == nil {
-		current, err := s.pool(ctx, name)
-		if err != nil {
+	networks, lerr := s.networksWith(ctx, name)
+	if lerr != nil {
+		return lerr
+	}
+	if len(networks) == 0 {
+		return err
+	}
+	for _, network := range networks {
+		if err := s.trim(ctx, name, network); err != nil {
 			return err
 		}
-		pending = &Pool{Name: name, Network: current.spec.Network}
+	}
+	return nil
+}
+
+// networksWith are the networks in whose registry a pool has an entry.
+func (s *Store) networksWith(ctx context.Context, pool string) (names []string, err error) {
+	list, err := s.ConfigMaps.List(ctx, metav1.ListOptions{LabelSelector: LabelKind + "=" + KindNetwork})
+	if err != nil {
+		return nil, fmt.Errorf("networks in namespace %s: %w", s.Namespace, err)
+	}
+	for i := range list.Items {
+		n, err := parseNetwork(&list.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		if _, ok := n.Pools[pool]; ok {
+			names = append(names, n.Name)
+		}
+	}
+	return names, nil
+}
+
+// withdrawTime is how long an interrupted change may take to clean up after itself.
+const withdrawTime = 10 * time.Second
+
+// change is SetPool, and RemovePool where the new specification is nil. The registry's entry of a
+// pool covers the specification in force and the announced one at every moment: it is extended
+// before the announcement, and again after it, since another change may have cut it in between;
+// it is cut last.
+func (s *Store) change(ctx context.Context, name string, to *Pool) error {
+	current, err := s.pool(ctx, name)
+	if err != nil {
+		return err
+	}
+	if to != nil && to.Network != current.spec.Network {
+		return fmt.Errorf("pool %s is in network %s: a pool can't change its network; add another pool", name, current.spec.Network)
 	}
 	if s.DryRun {
-		current, err := s.pool(ctx, name)
-		if err != nil {
-			return err
-		}
 		return s.outside(ctx, current.spec, to)
 	}
+	op := NewOp()
+	pending := &Pool{Name: name, Network: current.spec.Network}
 	if to != nil {
-		// The registry first: nobody else may take the new CIDR meanwhile. Until the commit it holds both.
+		pending = to
 		if err := s.extend(ctx, name, to); err != nil {
 			return err
 		}
 	}
-	if err := s.updatePool(ctx, name, announce(pending)); err != nil {
-		return err
-	}
-	err := s.fence(ctx, op, old, *pending)
-	if err == nil {
-		err = s.outside(ctx, old, to)
-	}
-	if err != nil {
-		if werr := s.updatePool(ctx, name, announce(nil)); werr != nil {
-			return errors.Join(err, fmt.Errorf("withdrawing the change: %w; repeat the command", werr))
-		}
-		return errors.Join(err, s.registry(ctx, old.Network, func(n *Network) error { n.Pools[name] = old.CIDRs; return nil }))
-	}
-	if to == nil {
-		if err := s.ConfigMaps.Delete(ctx, poolName(name), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return s.describe(poolName(name), err)
-		}
-		return s.registry(ctx, old.Network, func(n *Network) error { delete(n.Pools, name); return nil })
-	}
+	var old Pool
 	err = s.updatePool(ctx, name, func(o *poolObject) error {
-		if o.pending == nil || !samePool(*o.pending, *to) {
-			return fmt.Errorf("pool %s is being changed by another command: try again", name)
-		}
-		to.OpenBlocks = max(to.OpenBlocks, o.spec.OpenBlocks)
-		o.spec, o.pending = *to, nil
+		old, o.pending, o.change = o.spec, pending, op
+		pending.OpenBlocks = max(pending.OpenBlocks, o.spec.OpenBlocks)
 		return nil
 	})
+	if err == nil {
+		err = s.carry(ctx, name, op, old, *pending, to)
+	}
 	if err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTime)
+		defer cancel()
+		if werr := s.withdraw(ctx, name, current.spec.Network, op); werr != nil {
+			return errors.Join(err, fmt.Errorf("withdrawing the change: %w; repeat the command", werr))
+		}
 		return err
 	}
-	return s.registry(ctx, old.Network, func(n *Network) error { n.Pools[name] = to.CIDRs; return nil })
+	return s.trim(ctx, name, old.Network)
 }
 
-func samePool(a, b Pool) bool {
-	a.OpenBlocks, b.OpenBlocks = 0, 0
-	x, err1 := yaml.Marshal(a)
-	y, err2 := yaml.Marshal(b)
-	return err1 == nil && err2 == nil && string(x) == string(y)
+// carry takes an announced change to its end.
+func (s *Store) carry(ctx context.Context, name, op string, old, pending Pool, to *Pool) error {
+	if to != nil {
+		if err := s.extend(ctx, name, to); err != nil {
+			return err
+		}
+	}
+	if err := s.fence(ctx, op, old, pending); err != nil {
+		return err
+	}
+	if err := s.outside(ctx, old, to); err != nil {
+		return err
+	}
+	if to == nil {
+		return s.deletePool(ctx, name, op)
+	}
+	return s.updatePool(ctx, name, func(o *poolObject) error {
+		if o.change != op {
+			return &otherChangeError{name}
+		}
+		open := max(to.OpenBlocks, o.spec.OpenBlocks)
+		o.spec, o.pending, o.change = *to, nil, ""
+		o.spec.OpenBlocks = open
+		return nil
+	})
+}
+
+type otherChangeError struct{ pool string }
+
+func (e *otherChangeError) Error() string {
+	return fmt.Sprintf("pool %s is being changed by another command: run this one again", e.pool)
+}
+
+// deletePool deletes exactly the object that announces this removal.
+func (s *Store) deletePool(ctx context.Context, name, op string) error {
+	return s.retry(ctx, func() error {
+		o, err := s.pool(ctx, name)
+		if missing := (*PoolNotFoundError)(nil); errors.As(err, &missing) {
+			return nil // an answer that was lost, or another removal
+		}
+		if err != nil {
+			return err
+		}
+		if o.change != op {
+			return &otherChangeError{name}
+		}
+		err = s.ConfigMaps.Delete(ctx, poolName(name), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.cm.UID, ResourceVersion: &o.cm.ResourceVersion}})
+		switch {
+		case err == nil || apierrors.IsNotFound(err):
+			return nil
+		case apierrors.IsConflict(err) || Ambiguous(err):
+			return ErrChanged
+		}
+		return s.describe(poolName(name), err)
+	})
+}
+
+// withdraw takes an announcement back, where it still stands, and what it added to the registry.
+func (s *Store) withdraw(ctx context.Context, name, network, op string) error {
+	err := s.updatePool(ctx, name, func(o *poolObject) error {
+		if o.change != op {
+			return &otherChangeError{name}
+		}
+		o.pending, o.change = nil, ""
+		return nil
+	})
+	other, missing := (*otherChangeError)(nil), (*PoolNotFoundError)(nil)
+	if err != nil && !errors.As(err, &other) && !errors.As(err, &missing) {
+		return err
+	}
+	return s.trim(ctx, name, network)
+}
+
+// trim cuts the registry's entry of a pool to what the pool has and announces; where there is no
+// pool it goes. The registry is read before the pool is: a change that is announced meanwhile
+// writes the registry too, so that this write meets a conflict.
+func (s *Store) trim(ctx context.Context, name, network string) error {
+	return s.registry(ctx, network, func(n *Network) error {
+		o, err := s.pool(ctx, name)
+		if missing := (*PoolNotFoundError)(nil); errors.As(err, &missing) {
+			delete(n.Pools, name)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		have := o.spec
+		have.CIDRs = o.cidrs()
+		if err := n.admit(have); err != nil {
+			return err
+		}
+		n.Pools[name] = have.CIDRs
+		return nil
+	})
 }
 
 // extend adds the new CIDRs of a pool to its registry entry, refusing an overlap.
@@ -418,6 +561,7 @@ func (s *Store) extend(ctx context.Context, name string, to *Pool) error {
 				n.Pools[name] = append(slices.Clone(n.Pools[name]), c)
 			}
 		}
+		slices.Sort(n.Pools[name])
 		return nil
 	})
 }
@@ -516,17 +660,15 @@ func (s *Store) outside(ctx context.Context, old Pool, to *Pool) error {
 	}
 	refused := &RowsOutsideError{Pool: old.Name, Removal: to == nil}
 	for _, e := range snap.Entries {
-		if e.Network != old.Network || !old.Contains(e.Addr) && e.Err == nil {
+		// A key that is no address is nobody's row: audit reports it. A row that can't be read counts.
+		if e.Network != old.Network || !old.Contains(e.Addr) {
 			continue
 		}
 		if e.Err == nil && e.Row.State == Foreign || e.Err == nil && e.Row.State == Held && e.Row.Until.Before(s.Clock.Now()) && to == nil {
 			continue
 		}
-		if space != nil && (e.Err != nil || space.Check(e.Addr) == nil) {
+		if space != nil && space.Check(e.Addr) == nil {
 			continue
-		}
-		if e.Err != nil && !e.Addr.IsValid() {
-			continue // not an address: audit reports it
 		}
 		refused.Rows = append(refused.Rows, e)
 	}

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +34,9 @@ type Store struct {
 	FieldManager string
 	// DryRun sends every write with dryRun=All: the server checks it and keeps nothing.
 	DryRun bool
+
+	// apart is set once a write of rows of several namespaces was forbidden.
+	apart atomic.Bool
 
 	mu sync.Mutex
 	// waiting are transitions by the name of their block. A name that is there has a goroutine
@@ -289,7 +294,7 @@ func (s *Store) Transition(ctx context.Context, from Entry, to *Row) error {
 	batch := s.waiting[name]
 	s.waiting[name] = nil // those that come now wait for the next write
 	s.mu.Unlock()
-	s.transit(ctx, from.Network, prefix, batch)
+	s.transitAll(ctx, from.Network, prefix, batch)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next := s.waiting[name]
@@ -310,6 +315,29 @@ func (s *Store) Transition(ctx context.Context, from Entry, to *Row) error {
 	s.waiting[name] = next
 	close(next[0].write)
 	return c.err
+}
+
+// transitAll makes transitions of one block: in one write, or in one for each namespace where an
+// admission policy forbids more.
+func (s *Store) transitAll(ctx context.Context, network string, prefix netip.Prefix, batch []*change) {
+	by := map[string][]*change{}
+	for _, c := range batch {
+		ns := c.from.Row.Owner().Namespace
+		by[ns] = append(by[ns], c)
+	}
+	if len(by) > 1 && !s.apart.Load() {
+		s.transit(ctx, network, prefix, batch)
+		if !slices.ContainsFunc(batch, func(c *change) bool { return apierrors.IsForbidden(c.err) }) {
+			return
+		}
+		s.apart.Store(true)
+		for _, c := range batch {
+			c.err = nil
+		}
+	}
+	for _, ns := range slices.Sorted(maps.Keys(by)) {
+		s.transit(ctx, network, prefix, by[ns])
+	}
 }
 
 // transit makes transitions of one block in one write.

@@ -22,7 +22,7 @@ import (
 // intent is a request that has passed every check and may be written.
 type intent struct {
 	req Request
-	// vm is nil where the machine does not exist yet, and profile with it.
+	// vm is nil where the machine does not exist yet.
 	vm      *kubevirtv1.VirtualMachine
 	ref     machine.Ref
 	iface   machine.Interface
@@ -73,9 +73,23 @@ func (s *Service) intend(ctx context.Context, req Request, reads *reads) (*inten
 		return nil, err
 	}
 	if in.vm == nil {
-		return in, nil
+		return in, s.guess(ctx, in)
 	}
 	return in, s.preflight(ctx, in)
+}
+
+// guess finds the network of a machine that does not exist yet: the pool's. What can't be found
+// out now is asked when the machine is there.
+func (s *Service) guess(ctx context.Context, in *intent) error {
+	in.iface.Attachment, in.iface.Pod = in.pool.Attachment, in.pool.Attachment == ""
+	cluster, err := s.firstProfiles(ctx, in)
+	if err != nil {
+		return fmt.Errorf("%s: which network plugin holds its address can't be found out: %w", object(in.ref), err)
+	}
+	if in.profile, err = cluster.For(ctx, in.iface); err != nil {
+		return &RefusedError{Object: object(in.ref), Code: "NoProfile", Err: err}
+	}
+	return nil
 }
 
 // readMachine reads the VM and its instance, and finds the interface.

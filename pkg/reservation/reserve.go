@@ -320,7 +320,7 @@ func (s *Service) usable(ctx context.Context, in *intent, a netip.Addr) (string,
 		}
 		for i := range pods {
 			p := &pods[i]
-			if carries(p, in.vmi, in.vm.UID) {
+			if in.vm != nil && carries(p, in.vmi, in.vm.UID) {
 				for _, ip := range p.Status.PodIPs {
 					if x, err := address.Parse(ip.IP); err == nil {
 						in.own[x] = true

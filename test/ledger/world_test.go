@@ -434,3 +434,13 @@ func (s *stall) during(t testing.TB, slow func(), meanwhile func()) {
 		t.Fatal("the woken writer does not end")
 	}
 }
+
+// objects are the ledger's ConfigMaps of a kind.
+func (w *world) objects(kind string) []corev1.ConfigMap {
+	w.t.Helper()
+	list, err := w.boss.core.CoreV1().ConfigMaps(w.ledger).List(w.t.Context(), metav1.ListOptions{LabelSelector: ledger.LabelKind + "=" + kind})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return list.Items
+}

@@ -49,7 +49,7 @@ ledger's namespace.`,
   kubectl-vmip reclaimer
 
   # One sweep, by hand
-  kubectl-vmip reclaimer --once`,
+  kubectl vmip reclaimer --once`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.interval < time.Second {
