@@ -6,6 +6,7 @@ go 1.26.0
 exclude k8s.io/kube-openapi v0.31.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/moby/term v0.5.0
 	github.com/oklog/ulid/v2 v2.1.1
 	github.com/olekukonko/tablewriter v1.1.4

@@ -52,6 +52,8 @@ type Action struct {
 	Drop bool
 	// Late breaks the connection at once and sends the call when the channel is closed.
 	Late <-chan struct{}
+	// Rewrite changes what is sent.
+	Rewrite func([]byte) []byte
 	// Status answers with a Kubernetes status of that code, without sending the call.
 	Status int
 }
@@ -74,6 +76,28 @@ type Transport struct {
 	calls []Call
 	dead  bool
 	late  sync.WaitGroup
+	// writes are the answered ones, conflicts those that met another writer's.
+	writes, conflicts int
+}
+
+// Conflicts says how many of the answered writes met another writer's.
+func (t *Transport) Conflicts() (conflicts, writes int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.conflicts, t.writes
+}
+
+// count notes the answer to a write: 409, and the 422 of a JSON patch's failed test.
+func (t *Transport) count(c Call, resp *http.Response) {
+	if resp == nil || !c.Writes() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.writes++
+	if resp.StatusCode == http.StatusConflict || resp.StatusCode == http.StatusUnprocessableEntity {
+		t.conflicts++
+	}
 }
 
 // Calls are the calls so far.
@@ -145,7 +169,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	switch {
 	case a.Status != 0:
-		return status(r, a.Status), nil
+		resp := status(r, a.Status)
+		t.count(c, resp)
+		return resp, nil
 	case a.Drop:
 		return nil, ErrBroken
 	case a.Late != nil:
@@ -153,7 +179,13 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		go t.sendLate(r.Clone(context.WithoutCancel(r.Context())), c.Body, a.Late)
 		return nil, ErrBroken
 	}
+	if a.Rewrite != nil {
+		body := a.Rewrite(c.Body)
+		r = r.Clone(r.Context())
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}
 	resp, err := t.Next.RoundTrip(r)
+	t.count(c, resp)
 	if !a.Lose && !a.KillAfter {
 		return resp, err
 	}

@@ -68,10 +68,12 @@ func run(m *testing.M) int {
 // annotation is where Kube-OVN reads the pod network's addresses.
 const annotation = "ovn.kubernetes.io/ip_address"
 
-// clock is the real time, moved forward by tests that wait for a cool-down.
-type clock struct{ ahead atomic.Int64 }
+// clock is the real time, moved forward by tests that wait for a cool-down, or at every look.
+type clock struct{ ahead, step atomic.Int64 }
 
-func (c *clock) Now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
+func (c *clock) Now() time.Time {
+	return time.Now().Add(time.Duration(c.ahead.Add(c.step.Load())))
+}
 
 // writer is one process: clients of its own, over a transport that may break.
 type writer struct {
@@ -114,6 +116,7 @@ func (w *world) writer(plan fault.Plan) *writer {
 	w.t.Helper()
 	x := &writer{transport: &fault.Transport{Plan: plan}}
 	cfg := rest.CopyConfig(cluster.Config)
+	cfg.ContentType = "application/json" // what goes over the wire can be read, and changed
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		x.transport.Next = next
 		return x.transport

@@ -1,0 +1,114 @@
+package ledger
+
+import (
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
+	"github.com/kubectl-vmip/kubectl-vmip/test/fault"
+)
+
+// A checker that finds nothing proves nothing. Each of these takes one rule of the protocol away,
+// and the histories that follow must be found impossible.
+func TestBrokenProtocolIsCaught(t *testing.T) {
+	t.Parallel()
+	for name, h := range map[string]*history{
+		"blocks are written without a resourceVersion": {broken: func(c fault.Call) fault.Action {
+			if c.Method != "PUT" || !strings.Contains(c.Path, "vmip-block") {
+				return fault.Action{}
+			}
+			return fault.Action{Delay: time.Duration(rand.IntN(30)) * time.Millisecond, Rewrite: withoutVersion}
+		}},
+		"machines are patched without a resourceVersion": {broken: func(c fault.Call) fault.Action {
+			if c.Method != "PATCH" || !strings.Contains(c.Path, "/virtualmachines/") {
+				return fault.Action{}
+			}
+			return fault.Action{Delay: time.Duration(rand.IntN(60)) * time.Millisecond, Rewrite: withoutGuard}
+		}},
+		"a release frees rows without a look whose they are": {naive: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(20) {
+				try := &history{seed: seed, broken: h.broken, naive: h.naive}
+				if result, _ := try.run(t, 96, false); result == porcupine.Illegal {
+					return
+				}
+			}
+			t.Error("20 histories with a broken protocol look sound")
+		})
+	}
+}
+
+var errNone = errors.New("no reservation")
+
+func withoutVersion(body []byte) []byte {
+	var o map[string]any
+	if json.Unmarshal(body, &o) != nil {
+		return body
+	}
+	if m, ok := o["metadata"].(map[string]any); ok {
+		delete(m, "resourceVersion")
+	}
+	out, err := json.Marshal(o)
+	if err != nil {
+		return body
+	}
+	return out
+}
+
+// withoutGuard takes the operation out that pins the resourceVersion.
+func withoutGuard(body []byte) []byte {
+	var ops []map[string]any
+	if json.Unmarshal(body, &ops) != nil || len(ops) == 0 || ops[0]["path"] != "/metadata/resourceVersion" {
+		return body
+	}
+	out, err := json.Marshal(ops[1:])
+	if err != nil {
+		return body
+	}
+	return out
+}
+
+// naiveRelease frees a machine's rows as a simple program would: it looks them up, and takes the
+// keys away.
+func (w *world) naiveRelease(x *writer, name string) (reservation.Result, error) {
+	ctx := w.t.Context()
+	vm, err := x.virt.KubevirtV1().VirtualMachines(w.namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return reservation.Result{}, err
+	}
+	rows, err := x.Ledger.RowsOf(ctx, ledger.Owner{Namespace: w.namespace, Name: name, UID: vm.UID, Interface: "default"})
+	if err != nil {
+		return reservation.Result{}, err
+	}
+	var res reservation.Result
+	for _, e := range rows {
+		if e.Row.State != ledger.Reserved {
+			continue
+		}
+		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
+		block, key, _ := strings.Cut(e.Key, "/")
+		patch, err := json.Marshal(map[string]any{"data": map[string]any{key: nil}})
+		if err != nil {
+			return res, err
+		}
+		if _, err := x.core.CoreV1().ConfigMaps(w.ledger).Patch(ctx, block, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return res, err
+		}
+		res.Addresses = append(res.Addresses, e.Addr)
+	}
+	if len(res.Addresses) == 0 {
+		return res, &reservation.RefusedError{Object: name, Code: "NoReservation", Err: errNone}
+	}
+	return res, nil
+}
