@@ -63,6 +63,9 @@ func (p Pool) Normalise() (Pool, error) {
 		if err != nil {
 			return fail("%w", err)
 		}
+		if err := address.ForHosts(c); err != nil {
+			return fail("%w", err)
+		}
 		p.CIDRs[i] = c.String()
 	}
 	for _, list := range [][]string{p.Ranges, p.Exclude} {

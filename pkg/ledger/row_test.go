@@ -172,6 +172,46 @@ func TestPoolNormalise(t *testing.T) {
 	}
 }
 
+// A pool is of addresses that a machine can be reached at; those for documentation are such.
+func TestPoolIsForHosts(t *testing.T) {
+	for cidr, want := range map[string]string{
+		"0.0.0.0/0":          "contains 0.0.0.0/8",
+		"0.1.2.0/24":         "lies in 0.0.0.0/8",
+		"127.0.0.0/8":        "is 127.0.0.0/8, loopback",
+		"127.0.1.0/24":       "lies in 127.0.0.0/8, loopback",
+		"126.0.0.0/7":        "contains 127.0.0.0/8",
+		"169.254.0.0/16":     "link-local",
+		"169.254.9.0/24":     "link-local",
+		"168.0.0.0/6":        "contains 169.254.0.0/16",
+		"224.0.0.0/24":       "multicast",
+		"239.255.255.0/24":   "multicast",
+		"240.0.0.0/24":       "class E",
+		"255.255.255.0/24":   "contains 255.255.255.255/32, the limited broadcast",
+		"255.255.255.255/32": "is 255.255.255.255/32",
+		"::/0":               "contains ::/128",
+		"::/128":             "unspecified",
+		"::1/128":            "loopback",
+		"::/127":             "contains ::/128",
+		"::fffe:0:0/95":      "contains ::ffff:0.0.0.0/96",
+		"fe80::/64":          "link-local",
+		"fe00::/7":           "contains fe80::/10",
+		"ff02::/16":          "lies in ff00::/8, multicast",
+	} {
+		_, err := Pool{Name: "lab", CIDRs: []string{"2001:db8::/64", cidr}}.Normalise()
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "pool lab: CIDR "+cidr) {
+			t.Errorf("%s: %v; want %q", cidr, err, want)
+		}
+	}
+	for _, cidr := range []string{
+		"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "10.0.0.0/8", "100.64.0.0/10", "fd00::/8", "2000::/3",
+		"1.0.0.0/8", "126.0.0.0/8", "128.0.0.0/8", "169.253.0.0/16", "169.255.0.0/16", "223.255.255.0/24", "::2/127", "fec0::/10", "fe00::/9",
+	} {
+		if _, err := (Pool{Name: "lab", CIDRs: []string{cidr}}).Normalise(); err != nil {
+			t.Errorf("%s: %v", cidr, err)
+		}
+	}
+}
+
 // While a change is announced, only what both specifications allow is handed out.
 func TestPendingChangeLimits(t *testing.T) {
 	spec, err := Pool{Name: "lab", CIDRs: []string{"198.51.100.0/24"}}.Normalise()
