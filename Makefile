@@ -20,7 +20,7 @@ platforms := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 win
 unit       = $$($(GO) list ./... | grep -v /test/)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cross install demo test test-unit test-e2e bench docs clean
+.PHONY: help build cross install demo test test-unit test-e2e fuzz bench docs clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-unit: ## Run the tests that need no cluster, with the race detector
 
 test-e2e: ## Run the built plugin as `kubectl vmip` against real control planes
 	$(GO) test -count=1 -timeout 20m ./test/e2e/...
+
+fuzz: ## Run every fuzz target for FUZZTIME (2m), one after the other; FUZZPARALLEL spares CPUs
+	@GO='$(GO)' bash hack/fuzz.sh
 
 bench: ## Run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(unit)
