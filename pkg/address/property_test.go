@@ -418,15 +418,25 @@ func TestForHostsAgreesWithItsAddresses(t *testing.T) {
 		return a.IsUnspecified() || a.IsLoopback() || a.Is4In6() || b[0] == 0xff || b[0] == 0xfe && b[1]&0xc0 == 0x80
 	}
 	firsts := []string{"0.0.0.0", "127.0.0.0", "169.254.0.0", "224.0.0.0", "::", "::1", "::ffff:0:0", "fe80::", "ff00::"}
+	edges := append([]string{
+		"0.255.255.255", "127.255.255.255", "169.254.255.255", "255.255.255.255", "::ffff:255.255.255.255",
+		"febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+	}, firsts...)
+	for _, e := range edges {
+		a := netip.MustParseAddr(e)
+		if ForHosts(netip.PrefixFrom(a, a.BitLen())) == nil {
+			t.Errorf("a host may have %s", e)
+		}
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		a := anyAddr(t)
 		if rapid.Bool().Draw(t, "near") {
-			a = netip.MustParseAddr(rapid.SampledFrom(firsts).Draw(t, "first"))
-			if before := a.Prev(); before.IsValid() && rapid.Bool().Draw(t, "before") {
-				a = before
+			a = netip.MustParseAddr(rapid.SampledFrom(edges).Draw(t, "edge"))
+			if next := rapid.SampledFrom([]netip.Addr{a, a.Prev(), a.Next()}).Draw(t, "beside"); next.IsValid() {
+				a = next
 			}
 		}
-		p, err := a.Prefix(rapid.IntRange(0, a.BitLen()).Draw(t, "bits"))
+		p, err := a.Prefix(rapid.OneOf(rapid.Just(a.BitLen()), rapid.IntRange(0, a.BitLen())).Draw(t, "bits"))
 		if err != nil {
 			t.Fatal(err)
 		}
