@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 # Targets are found by their declaration, so that nobody has to list them: in all modules, whatever
 # their tests need.
-targets=$(git ls-files -co --exclude-standard '*_test.go' | sort | xargs grep -oE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //')
+targets=$(git ls-files -co --exclude-standard '*_test.go' | sort | xargs grep -HoE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //')
 [ -n "$targets" ] || { echo "no fuzz target found"; exit 1; }
 count=$(wc -l <<<"$targets")
 time=${FUZZTIME:-$((count > 14 ? 28 * 60 / count : 120))s}

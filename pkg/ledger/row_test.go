@@ -150,12 +150,17 @@ func TestBudget(t *testing.T) {
 }
 
 func TestPoolNormalise(t *testing.T) {
-	p, err := Pool{Name: "lab", CIDRs: []string{"198.51.100.0/24", "2001:DB8::/64"}, Ranges: []string{" 198.51.100.10 - 198.51.100.20"}, Exclude: []string{"198.51.100.96/29", "198.51.100.50"}, Gateways: []string{"2001:0db8::0001"}}.Normalise()
+	given := Pool{Name: "lab", CIDRs: []string{"198.51.100.0/24", "2001:DB8::/64"}, Ranges: []string{" 198.51.100.10 - 198.51.100.20"}, Exclude: []string{"198.51.100.96/29", "198.51.100.50"}, Gateways: []string{"2001:0db8::0001"}}
+	before := fmt.Sprint(given)
+	p, err := given.Normalise()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := fmt.Sprint(p), "{lab default [198.51.100.0/24 2001:db8::/64] [198.51.100.10-198.51.100.20] [198.51.100.96/29 198.51.100.50] [2001:db8::1] auto  [] 10m0s 1}"; got != want {
 		t.Errorf("%s\nwant %s", got, want)
+	}
+	if got := fmt.Sprint(given); got != before {
+		t.Errorf("the pool that was given became %s", got)
 	}
 	for want, p := range map[string]Pool{
 		"at least 1m0s":     {Name: "lab", CIDRs: []string{"198.51.100.0/24"}, HoldFor: "59s"},
