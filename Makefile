@@ -20,7 +20,7 @@ platforms := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 win
 unit       = $$($(GO) list ./... | grep -v /test/)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cross install demo test test-unit test-e2e test-ledger test-faults-ledger bench docs clean
+.PHONY: help build cross install demo test test-unit test-e2e test-ledger test-faults-ledger fuzz bench docs clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,8 @@ test-ledger: ## Break the ledger's protocol on purpose: a part that is the same 
 
 test-faults-ledger: ## Break the ledger's protocol at every call, with recorded histories (under 30 minutes)
 	VMIP_FAULTS=all $(GO) test -count=1 -timeout 60m -parallel 8 -v -run . ./test/ledger | grep -v '^ *--- PASS\|^=== '
+fuzz: ## Run every fuzz target for FUZZTIME (2m), one after the other; FUZZPARALLEL spares CPUs
+	@GO='$(GO)' bash hack/fuzz.sh
 
 bench: ## Run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(unit)

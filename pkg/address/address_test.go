@@ -249,39 +249,3 @@ func TestKeys(t *testing.T) {
 		}
 	}
 }
-
-func FuzzParse(f *testing.F) {
-	for _, s := range []string{"198.51.100.20", "2001:db8::1", "::ffff:1.2.3.4", "fe80::1%a", "1.2.3.4/8"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		a, err := Parse(s)
-		if err != nil {
-			return
-		}
-		if again, err := Parse(a.String()); err != nil || again != a {
-			t.Fatalf("%q: %s is read back as %v, %v", s, a, again, err)
-		}
-		if k, err := ParseKey(Key(a)); err != nil || k != a {
-			t.Fatalf("%q: key %s is read back as %v, %v", s, Key(a), k, err)
-		}
-		if !BlockOf(a).Contains(a) {
-			t.Fatalf("%s is not in its block", a)
-		}
-	})
-}
-
-func FuzzParseRange(f *testing.F) {
-	for _, s := range []string{"198.51.100.1-198.51.100.9", "2001:db8::/64", "1.1.1.1"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		r, err := ParseRange(s)
-		if err != nil {
-			return
-		}
-		if again, err := ParseRange(FormatRange(r)); err != nil || again != r {
-			t.Fatalf("%q: %s is read back as %v, %v", s, FormatRange(r), again, err)
-		}
-	})
-}

@@ -58,9 +58,14 @@ func (p Pool) Normalise() (Pool, error) {
 	if err != nil || hold < MinHoldFor {
 		return fail("hold time %q must be a duration of at least %s", p.HoldFor, MinHoldFor)
 	}
+	// The caller keeps the lists that it gave.
+	p.CIDRs, p.Ranges, p.Exclude, p.Gateways = slices.Clone(p.CIDRs), slices.Clone(p.Ranges), slices.Clone(p.Exclude), slices.Clone(p.Gateways)
 	for i, s := range p.CIDRs {
 		c, err := address.ParsePrefix(s)
 		if err != nil {
+			return fail("%w", err)
+		}
+		if err := address.ForHosts(c); err != nil {
 			return fail("%w", err)
 		}
 		p.CIDRs[i] = c.String()

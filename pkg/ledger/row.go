@@ -38,9 +38,9 @@ func parseRow(raw string) (Row, error) {
 	if err := json.Unmarshal([]byte(raw), &w); err != nil {
 		return Row{}, fmt.Errorf("not a row: %w", err)
 	}
-	r := Row{VM: w.VM, UID: w.UID, Interface: w.Interface, MAC: w.MAC, State: w.State, Op: w.Op, Since: w.Since, Replaces: w.Replaces, Reason: w.Reason}
+	r := Row{VM: w.VM, UID: w.UID, Interface: w.Interface, MAC: w.MAC, State: w.State, Op: w.Op, Since: wireTime(w.Since), Replaces: w.Replaces, Reason: w.Reason}
 	if w.Until != nil {
-		r.Until = *w.Until
+		r.Until = wireTime(*w.Until)
 	}
 	if err := r.valid(); err != nil {
 		return Row{}, err
@@ -51,8 +51,24 @@ func parseRow(raw string) (Row, error) {
 	for _, f := range wireFields {
 		delete(r.extra, f)
 	}
+	// encoding/json takes "State" for "state". Kept as an unknown field it would stand behind the
+	// field that the next transition writes, and win over it.
+	for name := range r.extra {
+		for _, f := range wireFields {
+			if strings.EqualFold(name, f) {
+				return Row{}, fmt.Errorf("field %q must be written %q", name, f)
+			}
+		}
+	}
 	return r, nil
 }
+
+// wireTime is a time as a row has it: in UTC and whole seconds.
+func wireTime(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
+
+// hasYear says whether RFC 3339 can write a time. It can read others: a zone may move the first
+// or the last hours of its range out of it.
+func hasYear(t time.Time) bool { y := t.UTC().Year(); return y >= 0 && y <= 9999 }
 
 func (r Row) valid() error {
 	known := false
@@ -62,6 +78,8 @@ func (r Row) valid() error {
 	switch {
 	case !known:
 		return fmt.Errorf("unknown state %q", r.State)
+	case !hasYear(r.Since) || !hasYear(r.Until):
+		return fmt.Errorf("since %s, until %s: a year must be 0 to 9999", r.Since, r.Until)
 	case r.State == Foreign:
 		return nil
 	case strings.Count(r.VM, "/") != 1 || strings.HasPrefix(r.VM, "/") || strings.HasSuffix(r.VM, "/"):
@@ -83,9 +101,9 @@ func (r Row) valid() error {
 
 // encode writes a row as one line of JSON, unknown fields last and in a stable order.
 func (r Row) encode() (string, error) {
-	w := wireRow{VM: r.VM, UID: r.UID, Interface: r.Interface, MAC: r.MAC, State: r.State, Op: r.Op, Since: r.Since.UTC().Truncate(time.Second), Replaces: r.Replaces, Reason: r.Reason}
+	w := wireRow{VM: r.VM, UID: r.UID, Interface: r.Interface, MAC: r.MAC, State: r.State, Op: r.Op, Since: wireTime(r.Since), Replaces: r.Replaces, Reason: r.Reason}
 	if !r.Until.IsZero() {
-		until := r.Until.UTC().Truncate(time.Second)
+		until := wireTime(r.Until)
 		w.Until = &until
 	}
 	if err := r.valid(); err != nil {
