@@ -258,8 +258,8 @@ func (e *estate) registered(network *ledger.Network, name string) *Finding {
 			known = slices.Concat(known, c.To.CIDRs)
 		}
 		more := lacking(known, cidrs)
-		if len(more) == 0 {
-			return nil
+		if len(more) == 0 || len(lacking(cidrs, p.CIDRs)) > 0 {
+			return nil // in step, or see unregistered
 		}
 		f := e.aboutPool(InterruptedPoolChange, p, fmt.Sprintf("configmap %s keeps %s for pool %s, which has %s and announces no change: it should say %s", registry, strings.Join(more, ","), name, strings.Join(p.CIDRs, ","), line(p)))
 		e.edit(&f, registry)

@@ -47,11 +47,21 @@ func (e *estate) guestOfRow(row *ledger.Entry) *guest {
 	return e.byRef[machine.Ref{Namespace: o.Namespace, Name: o.Name}]
 }
 
-// staying are the reserved addresses of the interface that a row is of.
+// staying are the reserved addresses of the interface that a row is of, one a family: see twins.
 func (e *estate) staying(row *ledger.Entry) (addrs []netip.Addr) {
-	for _, r := range e.byVM[row.Row.VM] {
-		if r.Row.State == ledger.Reserved && r.Row.Interface == row.Row.Interface {
-			addrs = append(addrs, r.Addr)
+	g := e.guestOfRow(row)
+	for _, f := range address.Families {
+		var stays netip.Addr
+		for _, r := range e.byVM[row.Row.VM] {
+			if r.Row.State != ledger.Reserved || r.Row.Interface != row.Row.Interface || r.Family() != f {
+				continue
+			}
+			if !stays.IsValid() || g != nil && g.said.Names(r.Row.Interface, r.Addr) {
+				stays = r.Addr
+			}
+		}
+		if stays.IsValid() {
+			addrs = append(addrs, stays)
 		}
 	}
 	return addrs
@@ -102,8 +112,11 @@ func releasedAsked(e *estate) ([]Finding, []Skip) {
 			continue
 		}
 		for _, h := range owners(e.asked[at]) {
-			if row.Row.VM != h.guest.ref.String() || h.guest.VM.DeletionTimestamp != nil || row.Row.State == ledger.Releasing && h.guest.said.Names(row.Row.Interface, row.Addr) {
-				continue // see askedOfOthers and interruptedReleases
+			if row.Row.VM != h.guest.ref.String() || h.guest.VM.DeletionTimestamp != nil {
+				continue // see askedOfOthers
+			}
+			if row.Row.State == ledger.Releasing && (!e.owns(h.guest, row) || h.guest.said.Names(row.Row.Interface, row.Addr)) {
+				continue // see recreated and interruptedReleases
 			}
 			f := e.about(TemplateReleased, h.guest)
 			e.on(&f, h.nic)
