@@ -51,6 +51,10 @@ func TestPoolUnregistered(t *testing.T) {
 		{"a registry that can't be read", func(w *world) {
 			w.Ledger.Networks, w.Ledger.Damaged = nil, []ledger.Damage{unreadable("vmip-network-default", ledger.KindNetwork)}
 		}, []string{"LedgerCorrupt vmip-system/vmip-network-default"}},
+		{"a pool of a newer format", func(w *world) {
+			w.registry("default")["p1"] = nil
+			w.Ledger.Newer = []ledger.Damage{unreadable("vmip-pool-p1", ledger.KindPool)}
+		}, []string{"NewerFormat vmip-system/vmip-pool-p1"}},
 		{"a registry of a newer format", func(w *world) {
 			w.Ledger.Networks[0].Pools = nil
 			w.Ledger.Newer = []ledger.Damage{unreadable("vmip-network-default", ledger.KindNetwork)}
@@ -94,6 +98,10 @@ func TestInterruptedPoolChange(t *testing.T) {
 			w.registry("default")["p1"] = append(w.registry("default")["p1"], "203.0.113.0/24")
 			w.Ledger.Networks[0].Written = ago(30 * time.Second).Time
 		}, nil},
+		{"a change of the CIDRs that is under way", func(w *world) {
+			announce(ago(30*time.Second), func(p *ledger.Pool) { p.CIDRs = []string{"203.0.113.0/24"} })(w)
+			w.registry("default")["p1"] = append(w.registry("default")["p1"], "203.0.113.0/24")
+		}, nil},
 		{"an addition that is under way", func(w *world) {
 			lost(w)
 			w.Ledger.Networks[0].Written = ago(30 * time.Second).Time
@@ -121,7 +129,10 @@ func TestInterruptedPoolChange(t *testing.T) {
 		"nonsense":          {announce(long, func(p *ledger.Pool) { p.CIDRs = []string{"x"} }), "kubectl edit configmap vmip-pool-p1 -n vmip-system", "can't be understood"},
 		"another network":   {announce(long, func(p *ledger.Pool) { p.Network = "vpc-2" }), "kubectl edit configmap vmip-pool-p1 -n vmip-system", "--network=vpc-2"},
 		"removal":           {announce(long, func(p *ledger.Pool) { p.CIDRs = nil }), "kubectl vmip pool remove p1", "removal of pool p1"},
-		"entry alone":       {lost, "kubectl vmip pool remove lost", "203.0.113.0/24"},
+		"entry alone": {func(w *world) {
+			lost(w)
+			w.row("203.0.113.20", "tenant-a/x", "", network("vpc-2"))
+		}, "kubectl vmip pool remove lost", "203.0.113.0/24"},
 		"entry and rows": {func(w *world) {
 			lost(w)
 			w.row("203.0.113.20", "tenant-a/x", "")

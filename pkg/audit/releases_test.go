@@ -52,6 +52,7 @@ func TestInterruptedRelease(t *testing.T) {
 			vmi.Status.Interfaces[0].IPs = []string{"203.0.113.5", "198.51.100.20"}
 			vmi.Status.Interfaces[0].InfoSource = "domain, guest-agent"
 		}, nil},
+		{"the machine goes back to it", func(w *world) { names(out(w, ledger.Leaving), "198.51.100.20") }, nil},
 		{"a template that can't be parsed", func(w *world) {
 			out(w, ledger.Releasing).Spec.Template.ObjectMeta.Annotations[kubeOVNKey] = "x"
 		}, []string{"MalformedAnnotation tenant-a/db-1"}},
