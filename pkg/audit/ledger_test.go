@@ -153,6 +153,14 @@ func TestInterruptedPoolChange(t *testing.T) {
 	}
 }
 
+// What a registry keeps for a pool that is there makes no address one of the pool's.
+func TestOutsidePoolInARegistryAlone(t *testing.T) {
+	w := newWorld()
+	w.reserved("tenant-a/db-1", "203.0.113.20")
+	w.registry("default")["p1"] = append(w.registry("default")["p1"], "203.0.113.0/24")
+	w.expect(t, "InterruptedPoolChange pool/p1", "OutsidePool tenant-a/db-1 203.0.113.20")
+}
+
 // Rows of a pool that can't be read may be inside it.
 func TestOutsidePoolIsSkippedWhereAPoolIsUnread(t *testing.T) {
 	w := newWorld()

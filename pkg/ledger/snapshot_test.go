@@ -102,7 +102,7 @@ func TestSnapshotNamesWhatItCantJudge(t *testing.T) {
 	const spec = "cidrs: [198.51.100.0/24]\nnetwork: default\n"
 	at := time.Date(2026, 12, 1, 10, 0, 0, 0, time.UTC)
 	changing := object("vmip-pool-lab", KindPool, map[string]string{"spec": spec, "pending": "network: default\n"})
-	changing.ManagedFields = []metav1.ManagedFieldsEntry{{Time: &metav1.Time{Time: at.Add(-time.Hour)}}, {}, {Time: &metav1.Time{Time: at}}}
+	changing.ManagedFields = []metav1.ManagedFieldsEntry{{}, {Time: &metav1.Time{Time: at}}, {Time: &metav1.Time{Time: at.Add(-time.Hour)}}}
 	newer := object("vmip-pool-next", KindPool, map[string]string{"spec": spec + "leases: true\n"})
 	newer.Annotations[AnnotationFormat] = "v2"
 	registry := object("vmip-network-default", KindNetwork, map[string]string{"pools": "lab: [198.51.100.0/24]\n"})
