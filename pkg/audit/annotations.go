@@ -11,6 +11,7 @@ import (
 	kubevirtv1 "kubevirt.io/api/core/v1"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
 )
@@ -78,12 +79,16 @@ func (e *estate) claims(g *guest, key, value string) (*nic, []netip.Addr) {
 	return nil, nil
 }
 
-// malformed finds template annotations that the interface's plugin can't parse.
+// malformed finds template annotations that the interface's plugin can't parse, and machines whose
+// own word about their reservations can't be read.
 func malformed(e *estate) ([]Finding, []Skip) {
 	var found []Finding
 	for _, g := range e.machines {
 		if g.VM == nil || g.VM.DeletionTimestamp != nil {
 			continue
+		}
+		if g.unreadable != nil {
+			found = append(found, e.unreadable(g))
 		}
 		for _, n := range g.nics {
 			if n.malformed == nil || n.Absent {
@@ -102,6 +107,20 @@ func malformed(e *estate) ([]Finding, []Skip) {
 		}
 	}
 	return found, nil
+}
+
+// unreadable is the finding of a machine whose annotation can't be read. Every command refuses the
+// machine until it is gone; reserving again writes it anew.
+func (e *estate) unreadable(g *guest) Finding {
+	f := e.about(MalformedAnnotation, g)
+	f.Evidence = fmt.Sprintf("%v: commands refuse the virtual machine", g.unreadable)
+	e.remedy(&f, "kubectl annotate virtualmachine {vm} -n {namespace} "+ledger.AnnotationReservations+"-")
+	for _, n := range g.nics {
+		if len(n.families()) > 0 {
+			f.Remedy += " && " + e.command("kubectl vmip reserve {vm} -n {namespace} --interface "+n.Name, g.ref)
+		}
+	}
+	return f
 }
 
 const multusNetworks = "k8s.v1.cni.cncf.io/networks"

@@ -17,7 +17,7 @@ import (
 // for each hundred machines. One machine in a hundred has a finding.
 func large(n int) *world {
 	w := newWorld()
-	w.Ledger.Pools = nil
+	w.Ledger.Pools, w.Ledger.Networks = nil, nil
 	w.VMs = make([]kubevirtv1.VirtualMachine, 0, n)
 	w.VMIs = make([]kubevirtv1.VirtualMachineInstance, 0, n)
 	w.Pods = make([]corev1.Pod, 0, 5*n)

@@ -55,7 +55,7 @@ func newWorld() *world {
 	return w
 }
 
-// pool adds a pool like p1 of the field cases: 198.51.100.0/24, .10 to .200, gateway .1, .50 out.
+// pool adds a registered pool like p1 of the field cases: 198.51.100.0/24, .10 to .200, gateway .1, .50 out.
 func (w *world) pool(name string, edit func(*ledger.Pool)) {
 	p := ledger.Pool{
 		Name: name, Network: ledger.DefaultNetwork, CIDRs: []string{"198.51.100.0/24", "2001:db8::/64"},
@@ -64,6 +64,19 @@ func (w *world) pool(name string, edit func(*ledger.Pool)) {
 	}
 	edit(&p)
 	w.Ledger.Pools = append(w.Ledger.Pools, p)
+	w.registry(p.Network)[name] = slices.Clone(p.CIDRs)
+}
+
+// registry is the registry of a network, written long ago.
+func (w *world) registry(network string) map[string][]string {
+	for _, n := range w.Ledger.Networks {
+		if n.Name == network {
+			return n.Pools
+		}
+	}
+	n := ledger.Network{Name: network, Pools: map[string][]string{}, Written: long.Time}
+	w.Ledger.Networks = append(w.Ledger.Networks, n)
+	return n.Pools
 }
 
 func (w *world) node(name, addr string) *corev1.Node {

@@ -37,6 +37,14 @@ const (
 	StrayMigrationTarget  Code = "StrayMigrationTarget"
 	MigrationBlocked      Code = "MigrationBlocked"
 	HeldExpired           Code = "HeldExpired"
+	RowNotIndexed         Code = "RowNotIndexed"
+	StrayOwnerLabel       Code = "StrayOwnerLabel"
+	NewerFormat           Code = "NewerFormat"
+	PoolUnregistered      Code = "PoolUnregistered"
+	InterruptedPoolChange Code = "InterruptedPoolChange"
+	InterruptedRelease    Code = "InterruptedRelease"
+	DuplicateReservation  Code = "DuplicateReservation"
+	TemplateReleased      Code = "TemplateReleased"
 )
 
 // Check is one row of the table of codes: what `audit` looks for.
@@ -47,7 +55,7 @@ type Check struct {
 	Meaning string
 	Silent  string
 	// Remedy is a command line with placeholders: {vm}, {namespace}, {address}, {interface},
-	// {pool}, {node}, {pod}, {key}, {configmap}, {ledger}.
+	// {pool}, {node}, {pod}, {key}, {configmap}, {ledger}, {label}.
 	Remedy string
 }
 
@@ -82,8 +90,8 @@ var Checks = []Check{
 		"The template has the annotation too; a CNI that writes the annotation on the pod itself.",
 		"kubectl vmip reserve {vm} -n {namespace} --ip {address}"},
 	{MalformedAnnotation, v1alpha1.SeverityError,
-		"The value of an annotation is not what the network plugin parses: the pod won't start, or the value is ignored.",
-		"Spellings that the plugin accepts.",
+		"The value of an annotation is not what the network plugin parses: the pod won't start, or the value is ignored. Or vmip.io/reservations on the virtual machine can't be read: commands refuse the machine.",
+		"Spellings that the plugin accepts; vmip.io/reservations copied from another virtual machine.",
 		"kubectl edit virtualmachine {vm} -n {namespace}"},
 	{IneffectiveAnnotation, v1alpha1.SeverityError,
 		"Nothing in this cluster reads the annotation, or KubeVirt overwrites it.",
@@ -99,8 +107,12 @@ var Checks = []Check{
 		"kubectl vmip audit -A --ledger-namespace {ledger}"},
 	{LedgerCorrupt, v1alpha1.SeverityError,
 		"A row or an object of the ledger can't be read. It counts as taken and is never rewritten.",
-		"Fields that a newer version has written.",
+		"Fields that a newer version has written; an object of a newer format, which is NewerFormat.",
 		"kubectl edit configmap {configmap} -n {ledger}"},
+	{RowNotIndexed, v1alpha1.SeverityError,
+		"A block lacks the owner label of one of its rows: commands do not find the row, and reserve gives its owner a second address.",
+		"A row that can't be read; a foreign claim; a block of a newer format.",
+		"kubectl label configmap {configmap} -n {ledger} {label}="},
 	{RestartPending, v1alpha1.SeverityWarning,
 		"The running instance was started without what the template asks for now: it has another address, or would lose its own in a live migration.",
 		"An instance that has all of it; a template that lost its annotations, which is TemplateMissing.",
@@ -117,6 +129,30 @@ var Checks = []Check{
 		"A row is reserved that its virtual machine does not name: a command died before it was done.",
 		"A row younger than the grace time (--grace).",
 		"kubectl vmip reserve {vm} -n {namespace}"},
+	{DuplicateReservation, v1alpha1.SeverityWarning,
+		"One interface has two reserved rows of a family: a command died, or lost a race and died.",
+		"An address that the interface is moving away from (leaving); the rows of an earlier virtual machine of that name; a row younger than the grace time.",
+		"kubectl vmip reserve {vm} -n {namespace} --interface {interface}"},
+	{InterruptedRelease, v1alpha1.SeverityWarning,
+		"A row is on its way out (releasing or leaving) and nothing uses its address any more: a command died, or the virtual machine has stopped since.",
+		"A row younger than the grace time; while a pod has the address or shows none yet, or a template asks for it.",
+		"kubectl vmip release {vm} -n {namespace} --interface {interface}"},
+	{TemplateReleased, v1alpha1.SeverityWarning,
+		"A template asks for an address that was released, by this virtual machine or an earlier one of that name: it is not the machine's.",
+		"A row younger than the grace time; a release that has yet to clean the template, which is InterruptedRelease.",
+		"kubectl vmip reserve {vm} -n {namespace}"},
+	{InterruptedPoolChange, v1alpha1.SeverityWarning,
+		"A pool was added, changed or removed by a command that died: the change is announced and not in force, or the registry of the network says otherwise than the pool.",
+		"A change younger than the grace time.",
+		"kubectl vmip pool set {pool}"},
+	{PoolUnregistered, v1alpha1.SeverityWarning,
+		"The registry of its network (configmap vmip-network-NETWORK) does not have a pool, or not all of its CIDRs: reserve refuses the pool, and another pool may take its addresses.",
+		"A registry that can't be read, which is LedgerCorrupt.",
+		"kubectl vmip pool add {pool}"},
+	{NewerFormat, v1alpha1.SeverityWarning,
+		"A newer version has written an object of the ledger: it is read as far as possible, and commands refuse to change it.",
+		"Fields that a newer version has added to a row.",
+		"kubectl krew upgrade vmip"},
 	{RecreatedVM, v1alpha1.SeverityWarning,
 		"An address is reserved for an earlier virtual machine of that name, and the present one asks for it or has it.",
 		"A present machine that does neither: the row is an OrphanReservation.",
@@ -149,6 +185,10 @@ var Checks = []Check{
 		"The cool-down of a released address is over and nobody uses it: the next command that meets the row frees it.",
 		"",
 		"kubectl vmip pool show {pool}"},
+	{StrayOwnerLabel, v1alpha1.SeverityInfo,
+		"A block has an owner label without a row of such an owner: commands look into the block in vain.",
+		"A block with a row that can't be read, which may be the owner's; a block of a newer format.",
+		"kubectl label configmap {configmap} -n {ledger} {label}-"},
 }
 
 // CheckOf returns the table's row of a code.

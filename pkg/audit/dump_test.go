@@ -204,6 +204,24 @@ func TestDumpErrors(t *testing.T) {
 	}
 }
 
+// An object without a namespace is no ledger of another one: no remedy has an empty flag.
+func TestDumpWithoutNamespaces(t *testing.T) {
+	w := newWorld()
+	w.row("198.51.100.20", "tenant-a/db-1", "")
+	w.Ledger.Pools, w.Ledger.Networks = nil, nil
+	items := w.objects(t)
+	other := w.configMaps(t)[0]
+	other.Name, other.Namespace = "vmip-block-default-203.0.113.0-24", ""
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m["apiVersion"], m["kind"] = "v1", "ConfigMap"
+	if got := judge(t, dump(write(t, filepath.Join(t.TempDir(), "x.json"), jsonList(t, append(items, m))))); !slices.Equal(got, []string{"OutsidePool tenant-a/db-1"}) {
+		t.Errorf("findings %q", got)
+	}
+}
+
 // What a dump does not have is unknown, not gone.
 func TestDumpGaps(t *testing.T) {
 	judge := func(w *world, edit func(*audit.Dump)) *audit.Report {

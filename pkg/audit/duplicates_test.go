@@ -147,7 +147,7 @@ func TestDuplicateAddress(t *testing.T) {
 			w.start(w.vm("tenant-b/db-2"), "n2", "198.51.100.5")
 		}, nil},
 		{"the same numbers in two virtual private clouds without pools", func(w *world) {
-			w.Ledger.Pools = nil
+			w.Ledger.Pools, w.Ledger.Networks = nil, nil
 			_, p := w.start(w.vm("tenant-a/db-1"), "n1", "203.0.113.5")
 			p.Annotations["ovn.kubernetes.io/logical_router"] = "vpc-1"
 			_, q := w.start(w.vm("tenant-b/db-2"), "n2", "203.0.113.5")

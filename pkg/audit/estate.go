@@ -92,7 +92,8 @@ func (e *estate) add(v *machine.View) {
 	e.machines = append(e.machines, g)
 	if v.VM != nil {
 		e.byRef[g.ref], e.byUID[v.VM.UID] = g, g
-		if said, err := ledger.ReservationsOf(v.VM.Annotations); err == nil && said != nil {
+		said, err := ledger.ReservationsOf(v.VM.Annotations)
+		if g.unreadable = err; said != nil {
 			g.copied = said
 			if said.UID == v.VM.UID {
 				g.said, g.copied = said, nil

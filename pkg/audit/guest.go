@@ -21,8 +21,10 @@ type guest struct {
 	// said is what the machine's annotation says about its rows; copied is such an annotation that
 	// names another machine's UID: a clone or a restore has brought it.
 	said, copied *ledger.Reservations
-	current      *corev1.Pod
-	nics         []*nic
+	// unreadable is why that annotation can't be read.
+	unreadable error
+	current    *corev1.Pod
+	nics       []*nic
 }
 
 // nic is one interface of a guest.

@@ -211,7 +211,7 @@ func (l *loader) others(ctx context.Context) {
 }
 
 func (s *Snapshot) addLedger(namespace string) {
-	if namespace == s.LedgerNamespace {
+	if namespace == s.LedgerNamespace || namespace == "" { // no object of a cluster has none
 		return
 	}
 	for _, known := range s.OtherLedgers {

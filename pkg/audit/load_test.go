@@ -84,6 +84,9 @@ func (w *world) configMaps(t *testing.T) []*corev1.ConfigMap {
 			blocks[prefix] = &corev1.ConfigMap{ObjectMeta: meta("vmip-block-default-"+address.BlockKey(prefix), ledger.KindBlock, "default"), Data: map[string]string{}}
 			all = append(all, blocks[prefix])
 		}
+		if !e.Unindexed {
+			blocks[prefix].Labels[e.Row.Owner().Label()] = ""
+		}
 		blocks[prefix].Data[address.Key(e.Addr)] = fmt.Sprintf(`{"vm":%q,"uid":%q,"interface":%q,"state":%q,"op":%q,"since":%q}`,
 			e.Row.VM, e.Row.UID, e.Row.Interface, e.Row.State, e.Row.Op, e.Row.Since.Format(time.RFC3339))
 	}
@@ -115,7 +118,7 @@ func broken() *world {
 	delete(w.reserved("tenant-a/web", "198.51.100.21").Spec.Template.ObjectMeta.Annotations, kubeOVNKey)
 	w.before("tenant-b/mail", "198.51.100.77", "198.51.100.30")
 	w.row("198.51.100.40", "tenant-c/gone", "u-gone")
-	w.Ledger.Pools = nil
+	w.Ledger.Pools, w.Ledger.Networks = nil, nil
 	return w
 }
 
@@ -386,7 +389,7 @@ func TestOneNamespace(t *testing.T) {
 	w.start(w.vm("tenant-b/web"), "n2", "198.51.100.20")
 	w.before("tenant-b/mail", "198.51.100.77", "198.51.100.30")
 	w.row("198.51.100.40", "tenant-c/gone", "u-gone")
-	w.Ledger.Pools = nil
+	w.Ledger.Pools, w.Ledger.Networks = nil, nil
 
 	t.Run("sees who else has its addresses", func(t *testing.T) {
 		c := w.cluster(t)

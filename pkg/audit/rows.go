@@ -2,6 +2,7 @@ package audit
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -104,6 +105,8 @@ func expired(e *estate) ([]Finding, []Skip) {
 // outside finds reserved addresses that no pool of their network would give out any more.
 func outside(e *estate) ([]Finding, []Skip) {
 	var found []Finding
+	var skipped []Skip
+	unread := map[string]bool{}
 	for n := range e.Ledger.Entries {
 		row := &e.Ledger.Entries[n]
 		if row.Err != nil || row.Row.State != ledger.Reserved {
@@ -122,39 +125,23 @@ func outside(e *estate) ([]Finding, []Skip) {
 		if why == "" {
 			continue
 		}
+		if !e.pooled(row) {
+			if e.kept(row) {
+				continue // its pool's object is gone: see poolChanges
+			}
+			if doubt := e.unreadPool(row); doubt != "" {
+				unread[doubt] = true
+				continue
+			}
+		}
 		f := e.aboutRow(OutsidePool, row)
 		f.Evidence = fmt.Sprintf("reserved since %s, %s", day(row.Row.Since), why)
 		found = append(found, f)
 	}
-	return found, nil
-}
-
-// corrupt finds rows and objects of the ledger that can't be read.
-func corrupt(e *estate) ([]Finding, []Skip) {
-	var found []Finding
-	report := func(kind, name, configmap, evidence string) Finding {
-		f := Finding{Code: LedgerCorrupt, Subject: v1alpha1.Subject{Kind: kind, Namespace: e.LedgerNamespace, Name: name}, Evidence: evidence}
-		e.remedy(&f, CheckOf(LedgerCorrupt).Remedy, "{configmap}", configmap, "{ledger}", e.LedgerNamespace)
-		return f
+	for _, why := range slices.Sorted(maps.Keys(unread)) {
+		skipped = append(skipped, Skip{[]Code{OutsidePool}, why})
 	}
-	for n := range e.Ledger.Entries {
-		row := &e.Ledger.Entries[n]
-		if row.Err == nil {
-			continue
-		}
-		configmap, _, _ := strings.Cut(row.Key, "/")
-		f := report("Row", row.Key, configmap, fmt.Sprintf("row %s can't be read: %v", row.Key, row.Err))
-		f.Network, f.Addr = row.Network, row.Addr
-		found = append(found, f)
-	}
-	for _, text := range e.Ledger.Damaged {
-		name, _, ok := strings.Cut(strings.TrimPrefix(text, "configmap "), ":")
-		if !ok {
-			name = text
-		}
-		found = append(found, report("Ledger", name, name, "the object can't be read: "+text))
-	}
-	return found, nil
+	return found, skipped
 }
 
 // secondLedgers finds ledgers beside the one that is audited, by their objects and by what

@@ -67,7 +67,7 @@ func TestOrphansAreSkippedWithoutProof(t *testing.T) {
 		"restores can't be listed": {func(w *world) { w.Gaps = map[audit.Resource]audit.Gap{audit.Restores: {Reason: "forbidden"}} }, "forbidden"},
 		"a dump without namespace": {func(w *world) { w.Complete = func(ns string) bool { return ns != "tenant-a" } }, "tenant-a"},
 		"another cluster's ledger": {func(w *world) {
-			w.Cluster, w.Ledger.Networks = "c-1", []ledger.Network{{Name: "default", Cluster: "c-2"}}
+			w.Cluster, w.Ledger.Networks[0].Cluster = "c-1", "c-2"
 		}, "c-2"},
 		"instances can't be listed": {func(w *world) { w.Gaps = map[audit.Resource]audit.Gap{audit.VMIs: {Reason: "timeout"}} }, "timeout"},
 	} {
@@ -135,7 +135,7 @@ func TestLedgerCorrupt(t *testing.T) {
 	w.row("198.51.100.20", "tenant-a/db-1", "u-1", func(e *ledger.Entry) {
 		e.Key, e.Err, e.Row = "vmip-block-default-198.51.100.0-24/198.51.100.20", errors.New("not a row"), ledger.Row{}
 	})
-	w.Ledger.Damaged = []string{"configmap vmip-pool-x: no cidrs"}
+	w.Ledger.Damaged = []ledger.Damage{{ConfigMap: "vmip-pool-x", Kind: ledger.KindPool, Network: "default", Err: errors.New("pool x: no cidrs")}}
 	w.expect(t, "LedgerCorrupt row/vmip-system/vmip-block-default-198.51.100.0-24/198.51.100.20 198.51.100.20", "LedgerCorrupt vmip-system/vmip-pool-x")
 	for _, f := range audit.Run(&w.Snapshot, w.Options).Findings {
 		if !strings.HasPrefix(f.Remedy, "kubectl edit configmap vmip-") || !strings.HasSuffix(f.Remedy, " -n vmip-system") {

@@ -29,7 +29,9 @@ func unasked(e *estate) ([]Finding, []Skip) {
 				if _, known := n.templateAsks(row.Addr); !known && n.malformed == nil && skipped == nil {
 					skipped = []Skip{{[]Code{TemplateMissing}, fmt.Sprintf("which network plugin reads the template of %s (and of others, perhaps) is not established, and it has recorded no annotations", g)}}
 				}
-				found = append(found, e.judgeRow(n, row)...)
+				if g.unreadable == nil { // else see malformed: until then nothing else helps
+					found = append(found, e.judgeRow(n, row)...)
+				}
 			}
 		}
 		found = append(found, e.withoutInterface(g)...)
@@ -45,10 +47,12 @@ func (e *estate) judgeRow(n *nic, row *ledger.Entry) []Finding {
 		return nil // complete, or as far as can be told; what is malformed is reported as that
 	case named:
 		return e.missing(n, row)
+	case len(e.siblings(row)) > 1:
+		return nil // see twins
+	case asks && n.guest.copied != nil:
+		return e.interrupted(n, row, fmt.Sprintf("the template asks for it, and %s is of the virtual machine with UID %q, this one has UID %s", ledger.AnnotationReservations, n.guest.copied.UID, n.guest.VM.UID))
 	case asks:
 		return e.interrupted(n, row, "the template asks for it, and the virtual machine does not name it in "+ledger.AnnotationReservations)
-	case e.namesAnother(n, row) != nil:
-		return e.interrupted(n, row, fmt.Sprintf("the virtual machine names %s instead", e.namesAnother(n, row).Addr))
 	case row.Row.UID == "":
 		return e.interrupted(n, row, "reserved before the virtual machine existed, which does not name it yet")
 	case n.guest.VM.Spec.Template == nil || n.malformed != nil:
@@ -57,16 +61,6 @@ func (e *estate) judgeRow(n *nic, row *ledger.Entry) []Finding {
 		return e.missing(n, row)
 	}
 	return e.interrupted(n, row, "neither the virtual machine nor its template names it")
-}
-
-// namesAnother is the reserved row of the same family that the machine names instead.
-func (e *estate) namesAnother(n *nic, row *ledger.Entry) *ledger.Entry {
-	for _, other := range n.rows {
-		if other != row && other.Row.State == ledger.Reserved && other.Family() == row.Family() && n.guest.said.Names(n.Name, other.Addr) {
-			return other
-		}
-	}
-	return nil
 }
 
 // wasComplete tells a manifest that was re-applied from a reserve that died: both leave a row that

@@ -85,8 +85,8 @@ func TestTemplateMissing(t *testing.T) {
 		}, nil},
 		{"the address is on its way out", func(w *world) {
 			vm := w.vm("tenant-a/web")
-			w.row("198.51.100.21", "tenant-a/web", vm.UID, state(ledger.Releasing))
-			w.row("198.51.100.22", "tenant-a/web", vm.UID, state(ledger.Leaving))
+			w.row("198.51.100.21", "tenant-a/web", vm.UID, state(ledger.Releasing), since(ago(30*time.Second)))
+			w.row("198.51.100.22", "tenant-a/web", vm.UID, state(ledger.Leaving), since(ago(30*time.Second)))
 		}, nil},
 	})
 }
@@ -116,7 +116,7 @@ func TestInterruptedReserve(t *testing.T) {
 		{"the loser of a race", func(w *world) {
 			vm := w.reserved("tenant-a/db-1", "198.51.100.20")
 			w.row("198.51.100.30", "tenant-a/db-1", vm.UID)
-		}, []string{"InterruptedReserve tenant-a/db-1 198.51.100.30"}},
+		}, []string{"DuplicateReservation tenant-a/db-1 198.51.100.30"}},
 		{"reserved before the machine existed", func(w *world) {
 			w.vm("tenant-a/db-1")
 			w.row("198.51.100.20", "tenant-a/db-1", "")
@@ -139,7 +139,7 @@ func TestGraceIsAnOption(t *testing.T) {
 	w.row("198.51.100.30", "tenant-a/db-1", vm.UID, since(ago(30*time.Second)))
 	w.expect(t)
 	w.Options.Grace = time.Second
-	w.expect(t, "InterruptedReserve tenant-a/db-1 198.51.100.30")
+	w.expect(t, "DuplicateReservation tenant-a/db-1 198.51.100.30")
 }
 
 func TestC53ClonesAndRestores(t *testing.T) {
@@ -239,7 +239,7 @@ func TestRecreatedVM(t *testing.T) {
 		{"the row cools down", func(w *world) {
 			w.row("198.51.100.20", "tenant-a/db-1", old, state(ledger.Held), func(e *ledger.Entry) { e.Row.Until = now.Add(time.Minute) })
 			w.vm("tenant-a/db-1").Spec.Template.ObjectMeta.Annotations[kubeOVNKey] = "198.51.100.20"
-		}, nil},
+		}, []string{"TemplateReleased tenant-a/db-1 198.51.100.20"}},
 	})
 }
 

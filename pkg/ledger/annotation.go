@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 )
 
@@ -16,7 +18,8 @@ const (
 )
 
 // ReservationsOf reads what a VM says about its reservations; nil where it says nothing. A clone
-// carries its source's annotation: compare UID before it is believed.
+// carries its source's annotation: compare UID before it is believed. What can't be understood is
+// an error, which names the annotation.
 func ReservationsOf(annotations map[string]string) (*Reservations, error) {
 	raw, ok := annotations[AnnotationReservations]
 	if !ok || raw == "" {
@@ -25,6 +28,10 @@ func ReservationsOf(annotations map[string]string) (*Reservations, error) {
 	r := &Reservations{}
 	if err := json.Unmarshal([]byte(raw), r); err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", AnnotationReservations, err)
+	}
+	// Commands are told to use that ledger: it has to be a namespace's name, and nothing else.
+	if errs := validation.IsDNS1123Label(r.Ledger); len(errs) > 0 {
+		return nil, fmt.Errorf("annotation %s: ledger %q is not the name of a namespace", AnnotationReservations, r.Ledger)
 	}
 	for name, i := range r.Interfaces {
 		for _, s := range i.Addresses {

@@ -408,26 +408,16 @@ func ParseSnapshot(items []corev1.ConfigMap) *Snapshot {
 	out := &Snapshot{}
 	for i := range items {
 		cm := &items[i]
-		var err error
-		switch cm.Labels[LabelKind] {
-		case KindBlock:
-			var b *block
-			if b, err = parseBlock(cm); err == nil {
-				out.Entries = append(out.Entries, b.entries()...)
-			}
-		case KindPool:
-			var p *poolObject
-			if p, err = parsePool(cm); err == nil {
-				out.Pools = append(out.Pools, p.spec)
-			}
-		case KindNetwork:
-			var n *Network
-			if n, err = parseNetwork(cm); err == nil {
-				out.Networks = append(out.Networks, *n)
-			}
+		kind, ours := cm.Labels[LabelKind]
+		if !ours {
+			continue
 		}
-		if err != nil {
-			out.Damaged = append(out.Damaged, err.Error())
+		about := Damage{ConfigMap: cm.Name, Kind: kind, Network: cm.Labels[LabelNetwork]}
+		if about.Err = writable(cm); about.Err != nil {
+			out.Newer = append(out.Newer, about)
+		}
+		if about.Err = out.add(cm); about.Err != nil {
+			out.Damaged = append(out.Damaged, about)
 		}
 	}
 	slices.SortFunc(out.Entries, compareEntries)

@@ -111,6 +111,9 @@ type Entry struct {
 	Row     Row
 	Raw     string
 	Err     error
+	// Unindexed says that the block lacks the owner's label, by which the row is found. Only a
+	// snapshot tells.
+	Unindexed bool
 }
 
 func (e Entry) String() string {
@@ -149,6 +152,9 @@ type Network struct {
 	Cluster types.UID
 	// Pools has the CIDRs of the domain's pools by name.
 	Pools map[string][]string
+	// Written is when the registry was last written, by the API server's clock; zero where that is
+	// not known. Only a snapshot tells.
+	Written time.Time
 }
 
 // Snapshot is the whole ledger at one moment of reading.
@@ -156,8 +162,13 @@ type Snapshot struct {
 	Networks []Network
 	Pools    []Pool
 	Entries  []Entry
-	// Damaged names objects that could not be read, with the reason.
-	Damaged []string
+	// Changes are the announced changes of pools, by the pool's name.
+	Changes map[string]Change
+	// Strays are the blocks with owner labels that no row accounts for.
+	Strays []Stray
+	// Damaged are the objects that could not be read, Newer those of another format than this
+	// version writes. One that is newer and can't be read is in both.
+	Damaged, Newer []Damage
 }
 
 // Reservations is the value of the VM annotation vmip.io/reservations: what the VM itself says

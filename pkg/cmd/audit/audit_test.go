@@ -116,27 +116,39 @@ func pool() *corev1.ConfigMap {
 	}
 }
 
+// registry is the registry that has the pool.
+func registry() *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: ledger.DefaultNamespace, Name: "vmip-network-default",
+			Labels: map[string]string{ledger.LabelKind: ledger.KindNetwork, ledger.LabelNetwork: "default"}, Annotations: map[string]string{ledger.AnnotationFormat: ledger.Format}},
+		Data: map[string]string{"pools": "p1: [198.51.100.0/24]\n"},
+	}
+}
+
 func block(rows map[string]string) *corev1.ConfigMap {
-	data := map[string]string{}
+	data, labels := map[string]string{}, map[string]string{ledger.LabelKind: ledger.KindBlock, ledger.LabelNetwork: "default"}
 	for addr, ref := range rows {
+		ns, name, _ := strings.Cut(ref, "/")
+		labels[ledger.Owner{Namespace: ns, Name: name, Interface: "default"}.Label()] = ""
 		data[addr] = fmt.Sprintf(`{"vm":%q,"uid":"u-1","interface":"default","state":"reserved","op":"x","since":"2026-11-28T10:00:00Z"}`, ref)
 	}
 	return &corev1.ConfigMap{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: ledger.DefaultNamespace, Name: "vmip-block-default-198.51.100.0-24",
-			Labels: map[string]string{ledger.LabelKind: ledger.KindBlock, ledger.LabelNetwork: "default"}, Annotations: map[string]string{ledger.AnnotationFormat: ledger.Format}},
+			Labels: labels, Annotations: map[string]string{ledger.AnnotationFormat: ledger.Format}},
 		Data: data,
 	}
 }
 
 func clean() []runtime.Object {
 	return []runtime.Object{pool(), block(map[string]string{"198.51.100.21": "tenant-a/web"}), vm("tenant-a/web", "198.51.100.21", "198.51.100.21"),
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}}
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, registry()}
 }
 
 func broken() []runtime.Object {
 	return []runtime.Object{pool(), block(map[string]string{"198.51.100.21": "tenant-a/web"}), vm("tenant-a/web", "198.51.100.21", ""),
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}}
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, registry()}
 }
 
 const header = "SEVERITY   CODE              OBJECT         ADDRESS         EVIDENCE"
@@ -175,9 +187,9 @@ func TestClean(t *testing.T) {
 }
 
 func TestFailOn(t *testing.T) {
-	warning := append(clean()[:1], block(map[string]string{"198.51.100.21": "tenant-a/gone"}), vm("tenant-b/x", "203.0.113.1", "203.0.113.1"))
-	warning[2].(*kubevirtv1.VirtualMachine).Annotations = nil
-	warning[2].(*kubevirtv1.VirtualMachine).UID = "u-2"
+	warning := append(clean()[:1], registry(), block(map[string]string{"198.51.100.21": "tenant-a/gone"}), vm("tenant-b/x", "203.0.113.1", "203.0.113.1"))
+	warning[3].(*kubevirtv1.VirtualMachine).Annotations = nil
+	warning[3].(*kubevirtv1.VirtualMachine).UID = "u-2"
 	for _, c := range []struct {
 		objects []runtime.Object
 		args    []string
