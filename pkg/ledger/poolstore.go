@@ -440,6 +440,9 @@ func (s *Store) change(ctx context.Context, name string, to *Pool) error {
 		pending.OpenBlocks = max(pending.OpenBlocks, o.spec.OpenBlocks)
 		return nil
 	})
+	if apierrors.IsForbidden(err) && to == nil {
+		return err // nothing was written, and nothing is to be withdrawn
+	}
 	if err == nil {
 		err = s.carry(ctx, name, op, old, *pending, to)
 	}

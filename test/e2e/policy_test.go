@@ -529,7 +529,7 @@ func (c *cluster) policyCommands(t *testing.T) {
 	refused(registry, pool...)
 	ok(operator, pool...)
 	before := w.ledgerVersions()
-	refused(poolKept, "pool", "set", w.lab, "--exclude", w.ip(50))
+	refused(registry, "pool", "set", w.lab, "--exclude", w.ip(50))
 	refused(registry, "pool", "set", w.lab, "--cidr", w.prefix+".0/24,2001:db8:77::/64")
 	if after := w.ledgerVersions(); after != before {
 		t.Errorf("refused commands wrote to the ledger:\n%s\nwas\n%s", after, before)
