@@ -2,11 +2,15 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 )
 
 // completionTime bounds what a press of the tab key waits for.
@@ -57,6 +61,10 @@ func (e *Env) CompletePools(cmd *cobra.Command, args []string, word string) ([]c
 		names := make([]string, 0, len(pools))
 		for _, p := range pools {
 			names = append(names, p.Name)
+		}
+		if damaged := (*ledger.DamagedPoolsError)(nil); errors.As(err, &damaged) {
+			// They can be repaired and removed.
+			return slices.AppendSeq(names, maps.Keys(damaged.Pools)), nil
 		}
 		return names, err
 	})(cmd, args, word)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
 	"net/netip"
 	"slices"
@@ -37,6 +38,9 @@ type poolObject struct {
 	pending *Pool
 	// change is the operation that announced it: only it may commit or withdraw.
 	change string
+	// damage says why the specification can't be read; spec is then what is known of it. It is not
+	// rewritten, only replaced.
+	damage error
 }
 
 func parsePool(cm *corev1.ConfigMap) (*poolObject, error) {
@@ -74,6 +78,9 @@ func (p *poolObject) encode() error {
 	spec, err := yaml.Marshal(p.spec)
 	if err != nil {
 		return err
+	}
+	if p.damage != nil {
+		spec = []byte(p.cm.Data[keySpec])
 	}
 	p.cm.Data = map[string]string{keySpec: string(spec)}
 	p.cm.Labels = map[string]string{LabelKind: KindPool, LabelNetwork: p.spec.Network, LabelPool: p.spec.Name}
@@ -152,22 +159,80 @@ func (e *PoolNotFoundError) Error() string {
 	return fmt.Sprintf("pool %q not found in the ledger in namespace %s: choose one of %s", e.Name, e.Namespace, strings.Join(e.Have, ", "))
 }
 
-// Pools returns all pools by name. A damaged one is an error: it may be the one that matters.
+// DamagedPoolsError names pools whose specification can't be read.
+type DamagedPoolsError struct {
+	Namespace string
+	// Pools has the reason by the pool's name.
+	Pools map[string]error
+}
+
+func (e *DamagedPoolsError) Error() string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(e.Pools)) {
+		list = append(list, fmt.Sprintf("pool %s in the ledger in namespace %s can't be read (%v): repair it with: kubectl vmip pool set %s --cidr CIDR, or remove it with: kubectl vmip pool remove %s", name, e.Namespace, e.Pools[name], name, name))
+	}
+	return strings.Join(list, "; ")
+}
+
+// Pools returns the pools by name. Together with those that can be read it returns a
+// *DamagedPoolsError where there are others: one of these may be the one that matters.
 func (s *Store) Pools(ctx context.Context) ([]Pool, error) {
 	list, err := s.ConfigMaps.List(ctx, metav1.ListOptions{LabelSelector: LabelKind + "=" + KindPool})
 	if err != nil {
 		return nil, fmt.Errorf("pools in namespace %s: %w", s.Namespace, err)
 	}
 	var out []Pool
+	damaged := &DamagedPoolsError{s.Namespace, map[string]error{}}
 	for i := range list.Items {
 		p, err := parsePool(&list.Items[i])
 		if err != nil {
-			return nil, err
+			damaged.Pools[strings.TrimPrefix(list.Items[i].Name, poolName(""))] = err
+			continue
 		}
 		out = append(out, p.spec)
 	}
 	slices.SortFunc(out, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	if len(damaged.Pools) > 0 {
+		return out, damaged
+	}
 	return out, nil
+}
+
+// poolToChange reads a pool that is to be changed or removed. What can't be read of it is what the
+// registry says: so it can be repaired.
+func (s *Store) poolToChange(ctx context.Context, name string) (*poolObject, error) {
+	cm, err := s.get(ctx, poolName(name))
+	if apierrors.IsNotFound(err) {
+		return s.pool(ctx, name) // its error names the pools that there are
+	}
+	if err != nil {
+		return nil, err
+	}
+	p, err := parsePool(cm)
+	if err == nil {
+		return p, nil
+	}
+	p = &poolObject{cm: cm, change: cm.Annotations[AnnotationFence], damage: err}
+	if yaml.Unmarshal([]byte(cm.Data[keySpec]), &p.spec) != nil {
+		p.spec = Pool{}
+	}
+	if p.spec.Name = name; cm.Labels[LabelNetwork] != "" {
+		p.spec.Network = cm.Labels[LabelNetwork]
+	}
+	if p.spec.Network == "" {
+		p.spec.Network = DefaultNetwork
+	}
+	if registry, err := s.get(ctx, networkName(p.spec.Network)); err == nil {
+		if n, err := parseNetwork(registry); err == nil && len(n.Pools[name]) > 0 {
+			p.spec.CIDRs = n.Pools[name]
+		}
+	}
+	if whole, err := p.spec.Normalise(); err == nil {
+		p.spec = whole
+	} else {
+		p.spec = Pool{Name: name, Network: p.spec.Network, CIDRs: p.spec.CIDRs}
+	}
+	return p, nil
 }
 
 // Pool returns one pool, or a *PoolNotFoundError.
@@ -183,10 +248,9 @@ func (s *Store) pool(ctx context.Context, name string) (*poolObject, error) {
 	cm, err := s.get(ctx, poolName(name))
 	if apierrors.IsNotFound(err) {
 		missing := &PoolNotFoundError{Name: name, Namespace: s.Namespace}
-		if pools, err := s.Pools(ctx); err == nil {
-			for _, p := range pools {
-				missing.Have = append(missing.Have, p.Name)
-			}
+		pools, _ := s.Pools(ctx) // for the message: those that can be read
+		for _, p := range pools {
+			missing.Have = append(missing.Have, p.Name)
 		}
 		return nil, missing
 	}
@@ -218,9 +282,13 @@ func (s *Store) AddPool(ctx context.Context, p Pool, cluster types.UID) (Pool, e
 		return Pool{}, err
 	}
 	if err := s.write(ctx, obj.cm); errors.Is(err, ErrChanged) {
-		return Pool{}, &PoolExistsError{Pool: p}
+		other, err := s.pool(ctx, p.Name)
+		if err != nil {
+			return Pool{}, err
+		}
+		return Pool{}, &PoolExistsError{Pool: other.spec}
 	} else if err != nil {
-		return Pool{}, err
+		return Pool{}, errors.Join(err, s.cleanUp(ctx, p.Name, p.Network))
 	}
 	if s.DryRun {
 		return p, nil
@@ -357,21 +425,90 @@ func (e *RowsOutsideError) Error() string {
 	return b.String()
 }
 
-// SetPool changes a pool: it announces the new specification beside the old, fences every block,
-// checks that no row is left outside, and commits; or withdraws and names the rows. The network
-// and the name stay. A change that died is replaced by this one.
+// SetPool is ChangePool with a whole specification.
 func (s *Store) SetPool(ctx context.Context, p Pool) (Pool, error) {
-	p, err := p.Normalise()
+	p, _, err := s.ChangePool(ctx, p.Name, func(Pool) Pool { return p })
+	return p, err
+}
+
+// ChangePool changes a pool: it announces the new specification beside the old, fences every block,
+// checks that no row is left outside, and commits; or withdraws and names the rows. The network
+// and the name stay. A change that died is replaced by this one. edit is applied to what the pool is
+// at the moment of the announcement, so that of two changes at once none is lost. changed is
+// false where there was nothing to do.
+func (s *Store) ChangePool(ctx context.Context, name string, edit func(Pool) Pool) (p Pool, changed bool, err error) {
+	o, err := s.poolToChange(ctx, name)
 	if err != nil {
-		return Pool{}, err
+		return Pool{}, false, err
 	}
-	return p, s.change(ctx, p.Name, &p)
+	if p, err = o.edited(edit); err != nil {
+		return Pool{}, false, err
+	}
+	if o.damage == nil && o.pending == nil && samePool(o.spec, p) {
+		if exact, err := s.exact(ctx, o); err != nil || exact {
+			return o.spec, false, err
+		}
+	}
+	return s.change(ctx, o, edit)
+}
+
+// InvalidPoolError is a specification that makes no sense: nothing was written.
+type InvalidPoolError struct{ Err error }
+
+func (e *InvalidPoolError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the reason.
+func (e *InvalidPoolError) Unwrap() error { return e.Err }
+
+// edited is the pool's specification after an edit.
+func (p *poolObject) edited(edit func(Pool) Pool) (Pool, error) {
+	to, err := edit(p.spec.clone()).Normalise()
+	switch {
+	case err != nil && p.damage != nil:
+		return Pool{}, &InvalidPoolError{fmt.Errorf("%w; and what it was before can't be read: %w", err, p.damage)}
+	case err != nil:
+		return Pool{}, &InvalidPoolError{err}
+	case to.Network != p.spec.Network:
+		return Pool{}, fmt.Errorf("pool %s is in network %s: a pool can't change its network; add another pool", p.spec.Name, p.spec.Network)
+	}
+	to.OpenBlocks = max(to.OpenBlocks, p.spec.OpenBlocks)
+	return to, nil
+}
+
+func (p Pool) clone() Pool {
+	p.CIDRs, p.Ranges, p.Exclude = slices.Clone(p.CIDRs), slices.Clone(p.Ranges), slices.Clone(p.Exclude)
+	p.Gateways, p.Namespaces = slices.Clone(p.Gateways), slices.Clone(p.Namespaces)
+	return p
+}
+
+// samePool compares what people ask for; how far automatic choice has come is nobody's wish.
+func samePool(a, b Pool) bool {
+	a.OpenBlocks, b.OpenBlocks = 0, 0
+	x, err1 := yaml.Marshal(a)
+	y, err2 := yaml.Marshal(b)
+	return err1 == nil && err2 == nil && string(x) == string(y)
+}
+
+// exact says whether the registry has just what the pool hands out.
+func (s *Store) exact(ctx context.Context, o *poolObject) (bool, error) {
+	cm, err := s.get(ctx, networkName(o.spec.Network))
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	n, err := parseNetwork(cm)
+	return err == nil && slices.Equal(slices.Sorted(slices.Values(n.Pools[o.spec.Name])), o.cidrs()), err
 }
 
 // RemovePool removes a pool; refused while rows of it exist. Its blocks stay. Where a removal died
 // after the pool had gone, its entry in the registry goes too.
 func (s *Store) RemovePool(ctx context.Context, name string) error {
-	err := s.change(ctx, name, nil)
+	o, err := s.poolToChange(ctx, name)
+	if err == nil {
+		_, _, err = s.change(ctx, o, nil)
+	}
 	if missing := (*PoolNotFoundError)(nil); !errors.As(err, &missing) {
 		return err
 	}
@@ -411,66 +548,99 @@ func (s *Store) networksWith(ctx context.Context, pool string) (names []string, 
 // withdrawTime is how long an interrupted change may take to clean up after itself.
 const withdrawTime = 10 * time.Second
 
-// change is SetPool, and RemovePool where the new specification is nil. The registry's entry of a
-// pool covers the specification in force and the announced one at every moment: it is extended
-// before the announcement, and again after it, since another change may have cut it in between;
-// it is cut last.
-func (s *Store) change(ctx context.Context, name string, to *Pool) error {
-	current, err := s.pool(ctx, name)
-	if err != nil {
-		return err
+// cleanUp brings the registry in line with a pool after a command that was interrupted or refused.
+func (s *Store) cleanUp(ctx context.Context, name, network string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTime)
+	defer cancel()
+	return s.trim(ctx, name, network)
+}
+
+// change is ChangePool, and RemovePool where edit is nil. The registry's entry of a pool covers
+// the specification in force at every moment, and the announced one before it comes into force: it
+// is extended before the announcement, and again after it, since another change may have cut it in
+// between; it is cut last.
+func (s *Store) change(ctx context.Context, current *poolObject, edit func(Pool) Pool) (to Pool, changed bool, err error) {
+	name, network := current.spec.Name, current.spec.Network
+	plan := func(o *poolObject) (Pool, error) {
+		if edit == nil {
+			return Pool{Name: name, Network: network}, nil // no CIDRs: a removal
+		}
+		return o.edited(edit)
 	}
-	if to != nil && to.Network != current.spec.Network {
-		return fmt.Errorf("pool %s is in network %s: a pool can't change its network; add another pool", name, current.spec.Network)
+	if to, err = plan(current); err != nil {
+		return Pool{}, false, err
 	}
 	if s.DryRun {
-		return s.outside(ctx, current.spec, to)
+		return to, true, s.wouldChange(ctx, current.spec, to)
 	}
 	op := NewOp()
-	pending := &Pool{Name: name, Network: current.spec.Network}
-	if to != nil {
-		pending = to
-		if err := s.extend(ctx, name, to); err != nil {
-			return err
+	if edit != nil {
+		if err := s.extend(ctx, to); err != nil {
+			if Ambiguous(err) {
+				err = errors.Join(err, s.cleanUp(ctx, name, network))
+			}
+			return Pool{}, false, err
 		}
 	}
 	var old Pool
-	err = s.updatePool(ctx, name, func(o *poolObject) error {
-		old, o.pending, o.change = o.spec, pending, op
-		pending.OpenBlocks = max(pending.OpenBlocks, o.spec.OpenBlocks)
+	err = s.updatePool(ctx, name, func(o *poolObject) (err error) {
+		if to, err = plan(o); err != nil {
+			return err
+		}
+		pending := to
+		old, o.pending, o.change = o.spec, &pending, op
 		return nil
 	})
-	if apierrors.IsForbidden(err) && to == nil {
-		return err // nothing was written, and nothing is to be withdrawn
+	if apierrors.IsForbidden(err) && edit == nil {
+		return Pool{}, false, err // nothing was written, and nothing is to be withdrawn
 	}
 	if err == nil {
-		err = s.carry(ctx, name, op, old, *pending, to)
+		err = s.carry(ctx, name, op, old, to)
 	}
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTime)
 		defer cancel()
-		if werr := s.withdraw(ctx, name, current.spec.Network, op); werr != nil {
-			return errors.Join(err, fmt.Errorf("withdrawing the change: %w; repeat the command", werr))
+		if werr := s.withdraw(ctx, name, network, op); werr != nil {
+			return Pool{}, false, errors.Join(err, fmt.Errorf("withdrawing the change: %w; repeat the command", werr))
 		}
-		return err
+		return Pool{}, false, err
 	}
-	return s.trim(ctx, name, old.Network)
+	return to, true, s.cleanUp(ctx, name, network)
 }
 
-// carry takes an announced change to its end.
-func (s *Store) carry(ctx context.Context, name, op string, old, pending Pool, to *Pool) error {
-	if to != nil {
-		if err := s.extend(ctx, name, to); err != nil {
+// wouldChange makes the checks of a change and writes nothing.
+func (s *Store) wouldChange(ctx context.Context, old, to Pool) error {
+	if len(to.CIDRs) > 0 {
+		cm, err := s.get(ctx, networkName(to.Network))
+		if err != nil {
+			return err
+		}
+		n, err := parseNetwork(cm)
+		if err != nil {
+			return err
+		}
+		if err := n.admit(to); err != nil {
 			return err
 		}
 	}
-	if err := s.fence(ctx, op, old, pending); err != nil {
+	return s.outside(ctx, old, to)
+}
+
+// carry takes an announced change to its end.
+func (s *Store) carry(ctx context.Context, name, op string, old, to Pool) error {
+	removal := len(to.CIDRs) == 0
+	if !removal {
+		if err := s.extend(ctx, to); err != nil {
+			return err
+		}
+	}
+	if err := s.fence(ctx, op, old, to); err != nil {
 		return err
 	}
 	if err := s.outside(ctx, old, to); err != nil {
 		return err
 	}
-	if to == nil {
+	if removal {
 		return s.deletePool(ctx, name, op)
 	}
 	return s.updatePool(ctx, name, func(o *poolObject) error {
@@ -478,7 +648,7 @@ func (s *Store) carry(ctx context.Context, name, op string, old, pending Pool, t
 			return &otherChangeError{name}
 		}
 		open := max(to.OpenBlocks, o.spec.OpenBlocks)
-		o.spec, o.pending, o.change = *to, nil, ""
+		o.spec, o.pending, o.change, o.damage = to, nil, "", nil
 		o.spec.OpenBlocks = open
 		return nil
 	})
@@ -493,7 +663,7 @@ func (e *otherChangeError) Error() string {
 // deletePool deletes exactly the object that announces this removal.
 func (s *Store) deletePool(ctx context.Context, name, op string) error {
 	return s.retry(ctx, func() error {
-		o, err := s.pool(ctx, name)
+		o, err := s.poolToChange(ctx, name)
 		if missing := (*PoolNotFoundError)(nil); errors.As(err, &missing) {
 			return nil // an answer that was lost, or another removal
 		}
@@ -535,13 +705,16 @@ func (s *Store) withdraw(ctx context.Context, name, network, op string) error {
 // writes the registry too, so that this write meets a conflict.
 func (s *Store) trim(ctx context.Context, name, network string) error {
 	return s.registry(ctx, network, func(n *Network) error {
-		o, err := s.pool(ctx, name)
+		o, err := s.poolToChange(ctx, name)
 		if missing := (*PoolNotFoundError)(nil); errors.As(err, &missing) {
 			delete(n.Pools, name)
 			return nil
 		}
 		if err != nil {
 			return err
+		}
+		if o.damage != nil {
+			return nil // the registry is all that is known of it
 		}
 		have := o.spec
 		have.CIDRs = o.cidrs()
@@ -554,9 +727,10 @@ func (s *Store) trim(ctx context.Context, name, network string) error {
 }
 
 // extend adds the new CIDRs of a pool to its registry entry, refusing an overlap.
-func (s *Store) extend(ctx context.Context, name string, to *Pool) error {
+func (s *Store) extend(ctx context.Context, to Pool) error {
+	name := to.Name
 	return s.registry(ctx, to.Network, func(n *Network) error {
-		if err := n.admit(*to); err != nil {
+		if err := n.admit(to); err != nil {
 			return err
 		}
 		for _, c := range to.CIDRs {
@@ -571,7 +745,7 @@ func (s *Store) extend(ctx context.Context, name string, to *Pool) error {
 
 func (s *Store) updatePool(ctx context.Context, name string, change func(*poolObject) error) error {
 	return s.retry(ctx, func() error {
-		p, err := s.pool(ctx, name)
+		p, err := s.poolToChange(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -650,24 +824,25 @@ func (s *Store) fence(ctx context.Context, op string, specs ...Pool) error {
 }
 
 // outside finds rows of the old specification that the new one does not allow.
-func (s *Store) outside(ctx context.Context, old Pool, to *Pool) error {
+func (s *Store) outside(ctx context.Context, old, to Pool) error {
 	snap, err := s.Snapshot(ctx)
 	if err != nil {
 		return err
 	}
 	var space *address.Space
-	if to != nil {
+	removal := len(to.CIDRs) == 0
+	if !removal {
 		if space, err = to.Space(); err != nil {
 			return err
 		}
 	}
-	refused := &RowsOutsideError{Pool: old.Name, Removal: to == nil}
+	refused := &RowsOutsideError{Pool: old.Name, Removal: removal}
 	for _, e := range snap.Entries {
 		// A key that is no address is nobody's row: audit reports it. A row that can't be read counts.
 		if e.Network != old.Network || !old.Contains(e.Addr) {
 			continue
 		}
-		if e.Err == nil && e.Row.State == Foreign || e.Err == nil && e.Row.State == Held && e.Row.Until.Before(s.Clock.Now()) && to == nil {
+		if e.Err == nil && e.Row.State == Foreign || e.Err == nil && e.Row.State == Held && e.Row.Until.Before(s.Clock.Now()) && removal {
 			continue
 		}
 		if space != nil && space.Check(e.Addr) == nil {
@@ -706,6 +881,19 @@ func (s *Snapshot) Usage(p Pool) (total, free *big.Int, rows map[State]int, err 
 		}
 	}
 	return total, free, rows, nil
+}
+
+// NotServed are the namespaces that have reservations in a pool which is not for them.
+func (s *Snapshot) NotServed(p Pool) []string {
+	found := map[string]bool{}
+	for _, e := range s.Entries {
+		if e.Err == nil && e.Row.State == Reserved && e.Network == p.Network && p.Contains(e.Addr) {
+			if ns := e.Row.Owner().Namespace; p.Serves(ns) != "" {
+				found[ns] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
 }
 
 // CheckPool says what keeps a pool from being added to the ledger that was read.

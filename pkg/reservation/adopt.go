@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -52,7 +53,7 @@ func (s *Service) adopt(ctx context.Context, in *intent) error {
 		return refuse(in.ref, codeNothingToAdopt, "it has no address: no pod of it runs, and neither its template nor the network plugin names one; reserve one without --adopt")
 	}
 	pools, err := s.pools(ctx, in.reads)
-	if err != nil {
+	if damaged := (*ledger.DamagedPoolsError)(nil); err != nil && !errors.As(err, &damaged) {
 		return fmt.Errorf("%s: %w", object(in.ref), err)
 	}
 	// A pod has both families in a dual-stack cluster, and an interface has its addresses from one

@@ -242,10 +242,13 @@ func (s *Service) choosePool(ctx context.Context, in *intent) (ledger.Pool, erro
 		return p, nil
 	}
 	pools, err := s.pools(ctx, in.reads)
-	if err != nil {
+	// A pool that can't be read may be the one that serves the machine. It does not matter where
+	// the rows of the machine decide, or addresses that lie in a pool that can be read.
+	damaged := (*ledger.DamagedPoolsError)(nil)
+	if err != nil && !errors.As(err, &damaged) {
 		return ledger.Pool{}, fmt.Errorf("%s: %w", object(req.VM), err)
 	}
-	if len(pools) == 0 {
+	if len(pools) == 0 && damaged == nil {
 		return ledger.Pool{}, refuse(req.VM, "NoPool", "the ledger in namespace %s has no pool: make one with: kubectl vmip pool add NAME --cidr CIDR", s.Ledger.Namespace)
 	}
 	wanted := slices.Collect(maps.Values(in.wanted))
@@ -268,6 +271,8 @@ func (s *Service) choosePool(ctx context.Context, in *intent) (ledger.Pool, erro
 		fit = append(fit, p)
 	}
 	switch {
+	case damaged != nil && !(len(fit) == 1 && len(wanted) > 0):
+		return ledger.Pool{}, &RefusedError{Object: object(req.VM), Code: "DamagedPool", Err: fmt.Errorf("%w; or choose another pool with --pool", damaged)}
 	case len(fit) == 1:
 		return fit[0], nil
 	case len(fit) == 0 && len(wanted) > 0:

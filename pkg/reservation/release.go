@@ -173,12 +173,10 @@ func (s *Service) takeBack(ctx context.Context, ref machine.Ref, e ledger.Entry)
 // hold lets a released address cool down.
 func (s *Service) hold(ctx context.Context, ref machine.Ref, e ledger.Entry) error {
 	cool := ledger.DefaultHoldFor
-	pools, err := s.Ledger.Pools(ctx)
-	if err == nil {
-		for _, p := range pools {
-			if p.Network == e.Network && p.Contains(e.Addr) {
-				cool = p.Hold()
-			}
+	pools, _ := s.Ledger.Pools(ctx) // of one that can't be read the default holds
+	for _, p := range pools {
+		if p.Network == e.Network && p.Contains(e.Addr) {
+			cool = p.Hold()
 		}
 	}
 	row := e.Row

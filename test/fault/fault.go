@@ -54,6 +54,8 @@ type Action struct {
 	Late <-chan struct{}
 	// Rewrite changes what is sent.
 	Rewrite func([]byte) []byte
+	// Swallow takes a conflict for success.
+	Swallow bool
 	// Status answers with a Kubernetes status of that code, without sending the call.
 	Status int
 }
@@ -186,6 +188,10 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	resp, err := t.Next.RoundTrip(r)
 	t.count(c, resp)
+	if a.Swallow && err == nil && resp.StatusCode == http.StatusConflict {
+		resp.Body.Close()
+		return answer(r, http.StatusOK, c.Body), nil
+	}
 	if !a.Lose && !a.KillAfter {
 		return resp, err
 	}
@@ -223,6 +229,10 @@ func status(r *http.Request, code int) *http.Response {
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason,
 		Message: fmt.Sprintf("injected %d for %s %s", code, r.Method, r.URL.Path),
 	})
+	return answer(r, code, body)
+}
+
+func answer(r *http.Request, code int, body []byte) *http.Response {
 	return &http.Response{
 		Status: http.StatusText(code), StatusCode: code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: r,
 		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),

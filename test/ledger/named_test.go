@@ -25,7 +25,7 @@ func must[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-func refused(t *testing.T, err error, code string) {
+func isRefused(t *testing.T, err error, code string) {
 	t.Helper()
 	var r *reservation.RefusedError
 	if !errors.As(err, &r) || r.Code != code {
@@ -80,7 +80,7 @@ func TestTwoAddressesForOneMachine(t *testing.T) {
 			if quick != nil {
 				t.Errorf("%s before %s: both are refused: %v", block, before, quick)
 			}
-			refused(t, slow, "HasOtherAddress")
+			isRefused(t, slow, "HasOtherAddress")
 			if got := w.asks("db-1"); got != want {
 				t.Errorf("%s before %s: the template asks for %q, want %q", block, before, got, want)
 			}
@@ -171,7 +171,7 @@ func TestOneFamilyFull(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	out := w.writer(nil).Reserve(ctx, []reservation.Request{{VM: w.ref("late")}}, nil)
-	refused(t, out[0].Err, "PoolFull")
+	isRefused(t, out[0].Err, "PoolFull")
 	for _, s := range w.states("late") {
 		if !strings.HasSuffix(s, " held") {
 			t.Errorf("the refused machine has %s", s)
@@ -361,7 +361,7 @@ func TestAnnotationComesBackDuringTheCoolDown(t *testing.T) {
 	}
 	w.clock.ahead.Store(int64(time.Hour))
 	_, err := w.reserve(w.writer(nil), "web", "198.51.100.20")
-	refused(t, err, "AddressTaken")
+	isRefused(t, err, "AddressTaken")
 	if swept, err := w.writer(nil).Sweep(t.Context(), reservation.SweepOptions{}); err != nil {
 		t.Errorf("%v, %v", swept, err)
 	}

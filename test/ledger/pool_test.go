@@ -8,9 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
 	"github.com/kubectl-vmip/kubectl-vmip/test/fault"
 )
 
@@ -252,5 +254,73 @@ func TestCopiedLedger(t *testing.T) {
 	}
 	if _, err := w.boss.Ledger.AddPool(t.Context(), ledger.Pool{Name: "other", CIDRs: []string{"203.0.113.0/24"}}, types.UID("v")); err == nil || !strings.Contains(err.Error(), "belongs to cluster u") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A pool that can't be read stops only those whom it may serve, and can be repaired and removed.
+func TestDamagedPool(t *testing.T) {
+	t.Parallel()
+	for name, spec := range map[string]string{"no YAML": "{", "nonsense": "cidrs: [198.51.100.0/40]\nnetwork: default\n", "not for hosts": "cidrs: [224.0.0.0/24]\nnetwork: default\n"} {
+		w := newWorld(t)
+		w.pool(ledger.Pool{})
+		w.pool(ledger.Pool{Name: "good", CIDRs: []string{"203.0.113.0/24"}})
+		w.vm("db-1", "web", "mail")
+		must[reservation.Result](t)(w.reserve(w.boss, "db-1", "198.51.100.20"))
+		must[reservation.Result](t)(w.reserve(w.boss, "web", "203.0.113.20"))
+		cm, err := w.boss.core.CoreV1().ConfigMaps(w.ledger).Get(t.Context(), ledger.PoolConfigMap("lab"), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cm.Data["spec"] = spec
+		if _, err := w.boss.core.CoreV1().ConfigMaps(w.ledger).Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		x := w.writer(nil)
+		_, err = w.reserve(x, "mail")
+		isRefused(t, err, "DamagedPool")
+		must[reservation.Result](t)(w.reserve(x, "web"))
+		must[reservation.Result](t)(w.reserve(x, "mail", "203.0.113.30"))
+		must[reservation.Result](t)(w.release(x, "mail"))
+		must[reservation.Result](t)(w.ask(x, reservation.Request{VM: w.ref("mail"), Pool: "good"}))
+		if err := x.Ledger.RemovePool(t.Context(), "lab"); !errors.As(err, new(*ledger.RowsOutsideError)) {
+			t.Errorf("%s: a pool with a reservation was removed: %v", name, err)
+		}
+		repaired, changed, err := x.Ledger.ChangePool(t.Context(), "lab", func(p ledger.Pool) ledger.Pool {
+			p.CIDRs, p.Exclude = []string{"198.51.100.0/24"}, []string{"198.51.100.7"}
+			return p
+		})
+		if err != nil || !changed || repaired.Exclude[0] != "198.51.100.7" {
+			t.Errorf("%s: repaired to %+v, %v", name, repaired, err)
+		}
+		must[reservation.Result](t)(w.reserve(x, "db-1"))
+		if err := w.registered(true); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		w.whole()
+	}
+}
+
+// Of two changes of different fields at once none is lost.
+func TestTwoChangesOfOnePool(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if _, err := w.boss.Ledger.AddPool(t.Context(), lab("198.51.100.0/24"), "u"); err != nil {
+		t.Fatal(err)
+	}
+	s := w.stalled("PUT", "vmip-pool-lab")
+	var err error
+	s.during(t, func() {
+		_, _, err = s.Ledger.ChangePool(t.Context(), "lab", func(p ledger.Pool) ledger.Pool { p.Gateways = []string{"198.51.100.1"}; return p })
+	}, func() {
+		if _, _, err := w.boss.Ledger.ChangePool(t.Context(), "lab", func(p ledger.Pool) ledger.Pool { p.Exclude = []string{"198.51.100.9"}; return p }); err != nil {
+			t.Fatal(err)
+		}
+	})
+	p, perr := w.boss.Ledger.Pool(t.Context(), "lab")
+	if err != nil || perr != nil || len(p.Gateways) != 1 || len(p.Exclude) != 1 {
+		t.Errorf("the pool is %+v, %v, %v", p, err, perr)
+	}
+	if err := w.registered(true); err != nil {
+		t.Error(err)
 	}
 }

@@ -180,24 +180,27 @@ func set(ctx context.Context, env *cli.Env, name string, change func(*ledger.Poo
 	if err != nil {
 		return err
 	}
-	old, err := c.Ledger.Pool(ctx, name)
+	c.Ledger.DryRun = dry.Enabled()
+	p, changed, err := c.Ledger.ChangePool(ctx, name, func(p ledger.Pool) ledger.Pool {
+		change(&p)
+		return p
+	})
+	if invalid := (*ledger.InvalidPoolError)(nil); errors.As(err, &invalid) {
+		return cli.UsageError(err)
+	}
 	if err != nil {
 		return err
 	}
-	p := *old
-	p.CIDRs, p.Ranges, p.Exclude, p.Gateways = slices.Clone(p.CIDRs), slices.Clone(p.Ranges), slices.Clone(p.Exclude), slices.Clone(p.Gateways)
-	change(&p)
-	p, err = p.Normalise()
-	if err != nil {
-		return cli.UsageError(err)
-	}
 	outcome := v1alpha1.Unchanged
-	if !same(*old, p) {
+	if changed {
 		outcome = v1alpha1.Done
-		c.Ledger.DryRun = dry.Enabled()
-		if p, err = c.Ledger.SetPool(ctx, p); err != nil {
-			return err
-		}
+	}
+	snap, err := c.Ledger.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	for _, ns := range snap.NotServed(p) {
+		env.Warn("pool %s is no longer for namespace %s: its reservations stay, and it gets no new ones", name, ns)
 	}
 	total, _, _, err := (&ledger.Snapshot{}).Usage(p)
 	if err != nil {
