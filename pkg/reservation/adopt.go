@@ -11,10 +11,12 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 )
 
-// claimant is something that shows which address an interface has or asks for.
+// claimant is something that shows which address an interface has or asks for. has is set where
+// it has it: a running pod.
 type claimant struct {
 	addr netip.Addr
 	who  string
+	has  bool
 }
 
 // adopt makes what already exists the request: the addresses that the machine's pod has, that its
@@ -29,7 +31,7 @@ func (s *Service) adopt(ctx context.Context, in *intent) error {
 	first, own := map[address.Family]claimant{}, map[address.Family]bool{}
 	for _, e := range in.rows {
 		if e.Err == nil && e.Row.State == ledger.Reserved && e.Row.UID == in.owner.UID {
-			first[e.Family()], own[e.Family()] = claimant{e.Addr, "the ledger"}, true
+			first[e.Family()], own[e.Family()] = claimant{addr: e.Addr, who: "the ledger"}, true
 		}
 	}
 	found, err := s.claimants(ctx, in)
@@ -81,8 +83,54 @@ func (s *Service) adopt(ctx context.Context, in *intent) error {
 			continue
 		}
 		in.wanted[f] = c.addr
+		if in.adopted == nil {
+			in.adopted = map[netip.Addr]claimant{}
+		}
+		if !own[f] {
+			in.adopted[c.addr] = c
+		}
 	}
 	return nil
+}
+
+// contradictions finds machines of a batch that show the same address. The one whose pod has it
+// keeps it; where none or several have it, all of them are refused. Whoever is refused is told of
+// the other.
+func contradictions(intents []*intent) map[*intent]error {
+	type key struct {
+		network string
+		addr    netip.Addr
+	}
+	by := map[key][]*intent{}
+	for _, in := range intents {
+		for a := range in.adopted {
+			k := key{in.pool.Network, a}
+			by[k] = append(by[k], in)
+		}
+	}
+	out := map[*intent]error{}
+	for k, claims := range by {
+		if len(claims) < 2 {
+			continue
+		}
+		var having []*intent
+		for _, in := range claims {
+			if in.adopted[k.addr].has {
+				having = append(having, in)
+			}
+		}
+		for i, in := range claims {
+			if len(having) == 1 && having[0] == in {
+				continue
+			}
+			other := claims[(i+1)%len(claims)]
+			if len(having) == 1 {
+				other = having[0]
+			}
+			out[in] = refuse(in.ref, "Contradiction", "%s has %s, and so has %s of %s: choose one, and give the other another address with --ip", in.adopted[k.addr].who, k.addr, other.adopted[k.addr].who, object(other.ref))
+		}
+	}
+	return out
 }
 
 const codeNothingToAdopt = "NothingToAdopt"
@@ -103,7 +151,7 @@ func (s *Service) claimants(ctx context.Context, in *intent) (found []claimant, 
 			return nil, fmt.Errorf("pod %s/%s shows no address yet: wait until it runs", p.Namespace, p.Name)
 		}
 		for _, a := range have {
-			found = append(found, claimant{a, "pod " + p.Namespace + "/" + p.Name})
+			found = append(found, claimant{a, "pod " + p.Namespace + "/" + p.Name, true})
 		}
 	}
 	cluster, err := s.firstProfiles(ctx, in)
@@ -119,7 +167,7 @@ func (s *Service) claimants(ctx context.Context, in *intent) (found []claimant, 
 		return nil, fmt.Errorf("its template: %w", err)
 	}
 	for _, a := range asked {
-		found = append(found, claimant{a, "its template"})
+		found = append(found, claimant{addr: a, who: "its template"})
 	}
 	records, err := prof.Records(ctx, in.ref, in.iface)
 	if err != nil {
@@ -127,12 +175,12 @@ func (s *Service) claimants(ctx context.Context, in *intent) (found []claimant, 
 	}
 	for _, r := range records {
 		for _, a := range r.Addresses {
-			found = append(found, claimant{a, strings.TrimSpace(prof.Name() + " record " + r.Object)})
+			found = append(found, claimant{addr: a, who: strings.TrimSpace(prof.Name() + " record " + r.Object)})
 		}
 	}
 	for _, e := range in.rows {
 		if e.Err == nil && e.Row.State == ledger.Reserved && e.Row.UID != in.owner.UID {
-			found = append(found, claimant{e.Addr, fmt.Sprintf("the ledger (for an earlier machine of its name, UID %s)", e.Row.UID)})
+			found = append(found, claimant{addr: e.Addr, who: fmt.Sprintf("the ledger (for an earlier machine of its name, UID %s)", e.Row.UID)})
 		}
 	}
 	return found, nil

@@ -42,6 +42,8 @@ type intent struct {
 	looked bool
 	vmi    *kubevirtv1.VirtualMachineInstance
 	reads  *reads
+	// adopted says who shows the addresses that are adopted.
+	adopted map[netip.Addr]claimant
 }
 
 // intend reads what a decision needs and makes every check that needs no row to be written.

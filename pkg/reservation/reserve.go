@@ -121,6 +121,19 @@ func (s *Service) reserve(ctx context.Context, reqs []Request, end func(Outcome)
 		in, err := s.intend(ctx, req, reads)
 		return begun{in, err}
 	})
+	var adopting []*intent
+	for _, in := range intents {
+		if in.err == nil && in.req.Adopt {
+			adopting = append(adopting, in.intent)
+		}
+	}
+	for in, err := range contradictions(adopting) {
+		for i := range intents {
+			if intents[i].intent == in {
+				intents[i].err = err
+			}
+		}
+	}
 	op := ledger.NewOp()
 	var claims []ledger.Claim
 	var of []int

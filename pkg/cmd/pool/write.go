@@ -99,6 +99,55 @@ func add(ctx context.Context, env *cli.Env, p ledger.Pool, dry cli.DryRun, out p
 	return printer.Operations(env.Out, out, []v1alpha1.Operation{operation(p.Name, "added", outcome, dry, message)})
 }
 
+// Ensure adds the pools of a plan that are missing. One that is there has to be as the plan has it:
+// that is found out for all of them before any is added.
+func Ensure(ctx context.Context, env *cli.Env, c *cli.Clients, planned []v1alpha1.PlannedPool, dry cli.DryRun) error {
+	var missing []ledger.Pool
+	for _, p := range planned {
+		want := ledger.Pool{
+			Name: p.Name, Network: p.Network, CIDRs: p.CIDRs, Ranges: p.Ranges, Exclude: p.Exclude, Gateways: p.Gateways,
+			Namespaces: p.Namespaces, Profile: p.Profile, Attachment: p.Attachment, HoldFor: p.HoldFor,
+		}
+		if err := checkProfile(p.Profile); err != nil {
+			return cli.UsageError(fmt.Errorf("pool %s: %w", p.Name, err))
+		}
+		want, err := want.Normalise()
+		if err != nil {
+			return cli.UsageError(err)
+		}
+		have, err := c.Ledger.Pool(ctx, p.Name)
+		switch notFound := (*ledger.PoolNotFoundError)(nil); {
+		case errors.As(err, &notFound):
+			missing = append(missing, want)
+		case err != nil:
+			return err
+		case !same(*have, want):
+			return fmt.Errorf("pool %s is not as the plan has it: change one of them, or leave the pool out of the plan; see kubectl vmip pool show %s", p.Name, p.Name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if dry.Enabled() {
+		return fmt.Errorf("pool %s does not exist yet, so that nothing can be tried: add it first with: kubectl vmip pool add %s --cidr %s", missing[0].Name, missing[0].Name, strings.Join(missing[0].CIDRs, ","))
+	}
+	uid, err := clusterUID(ctx, c)
+	if err != nil {
+		return err
+	}
+	if err := ensureNamespace(ctx, c, dry); err != nil {
+		return err
+	}
+	for _, p := range missing {
+		_, err := c.Ledger.AddPool(ctx, p, uid)
+		if exists := (*ledger.PoolExistsError)(nil); err != nil && !(errors.As(err, &exists) && same(exists.Pool, p)) {
+			return err
+		}
+		fmt.Fprintf(env.ErrOut, "pool/%s added\n", p.Name)
+	}
+	return nil
+}
+
 // planAdd does what AddPool would check, without writing.
 func planAdd(ctx context.Context, c *cli.Clients, p ledger.Pool) (ledger.Pool, error) {
 	p, err := p.Normalise()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/pool"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/plan"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/printer"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
@@ -118,7 +119,7 @@ func (o *options) parse(args []string) error {
 // requests are what the command line asks for, machine by machine.
 func (o *options) requests(ctx context.Context, env *cli.Env, c *cli.Clients) ([]reservation.Request, error) {
 	if o.file != "" {
-		return o.planned(env, c)
+		return o.planned(ctx, env, c)
 	}
 	vms, err := o.targets.Resolve(ctx, c)
 	if err != nil {
@@ -131,8 +132,9 @@ func (o *options) requests(ctx context.Context, env *cli.Env, c *cli.Clients) ([
 	return reqs, nil
 }
 
-// planned are the requests of a plan. --pool and --interface stand for what its items leave out.
-func (o *options) planned(env *cli.Env, c *cli.Clients) ([]reservation.Request, error) {
+// planned makes the pools of a plan that are missing, and returns its requests. --pool and
+// --interface stand for what its items leave out.
+func (o *options) planned(ctx context.Context, env *cli.Env, c *cli.Clients) ([]reservation.Request, error) {
 	in, name := env.In, "standard input"
 	if o.file != "-" {
 		f, err := os.Open(o.file)
@@ -145,6 +147,9 @@ func (o *options) planned(env *cli.Env, c *cli.Clients) ([]reservation.Request, 
 	p, err := plan.Read(in, name, c.Namespace)
 	if err != nil {
 		return nil, cli.UsageError(err)
+	}
+	if err := pool.Ensure(ctx, env, c, p.Pools, o.dry); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	reqs := make([]reservation.Request, len(p.Items))
 	for i, item := range p.Items {
