@@ -57,8 +57,9 @@ test-faults-ledger: ## Break the ledger's protocol at every call, with recorded 
 fuzz: ## Run every fuzz target for FUZZTIME (2m), one after the other; FUZZPARALLEL spares CPUs
 	@GO='$(GO)' bash hack/fuzz.sh
 
-bench: ## Run the benchmarks
+bench: ## Run the benchmarks; ratios against peers go to .bench/results.json
 	$(GO) test -run '^$$' -bench . -benchmem $(unit)
+	$(GO) -C test/bench test -run '^$$' -bench . -benchtime 1x -timeout 30m -v . 2>/dev/null
 
 docs: ## Generate docs/reference from the commands
 	$(GO) run ./docs/generate docs/reference
@@ -78,6 +79,7 @@ verify-vet: ## Run go vet on both modules, and on the plugin as windows sees it
 	$(GO) vet ./...
 	GOOS=windows $(GO) vet -trimpath ./cmd/... ./pkg/...
 	$(GO) -C test/cluster vet ./...
+	$(GO) -C test/bench vet ./...
 
 verify-lint: $(GOLANGCI_LINT) ## Run golangci-lint (built into the cache once, about 4 minutes)
 	$(GOLANGCI_LINT) run --allow-parallel-runners
@@ -85,6 +87,7 @@ verify-lint: $(GOLANGCI_LINT) ## Run golangci-lint (built into the cache once, a
 verify-modules: ## Check that go.mod and go.sum of both modules are tidy
 	$(GO) mod tidy -diff
 	$(GO) -C test/cluster mod tidy -diff
+	$(GO) -C test/bench mod tidy -diff
 
 verify-krew: $(KREW_VALIDATE) ## Render .krew.yaml and have krew's own validator check it
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
