@@ -1,7 +1,10 @@
 package ledger
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/patch"
 )
 
 // maxBlockBytes is far above a full block (256 rows of 250 bytes) and far below the 1 MiB that
@@ -104,6 +108,71 @@ func (b *block) entries() []Entry {
 	}
 	slices.SortFunc(out, compareEntries)
 	return out
+}
+
+// operation is one operation of RFC 6902.
+type operation struct {
+	Op    string          `json:"op"`
+	Path  string          `json:"path"`
+	Value json.RawMessage `json:"value,omitempty"`
+}
+
+// rowPatch is the change of rows, by key, from what they were to what the block has now, and nothing
+// else: whoever writes other rows of the block meanwhile is no conflict. Each key is tested for what
+// was read; null stands for none. So are the format, and the fence that a pool change writes. ok
+// is false where the change can't be written so: a block that is to be created, and one that loses
+// an owner's label, which somebody may be adding at this moment.
+func (b *block) rowPatch(was map[string]string, labels map[string]string, hadData bool) (body []byte, ok bool, err error) {
+	if b.cm.ResourceVersion == "" || b.cm.Annotations == nil || labels == nil {
+		return nil, false, nil
+	}
+	for l := range labels {
+		if _, kept := b.cm.Labels[l]; !kept {
+			return nil, false, nil
+		}
+	}
+	null := json.RawMessage("null")
+	text := func(s string, there bool) json.RawMessage {
+		if !there {
+			return null
+		}
+		raw, merr := json.Marshal(s)
+		err = errors.Join(err, merr)
+		return raw
+	}
+	var ops []operation
+	for _, k := range []string{AnnotationFence, AnnotationFormat} {
+		v, there := b.cm.Annotations[k]
+		ops = append(ops, operation{"test", "/metadata/annotations/" + patch.Escape(k), text(v, there)})
+	}
+	if !hadData {
+		ops = append(ops, operation{"test", "/data", null}, operation{"add", "/data", json.RawMessage("{}")})
+	}
+	for _, k := range slices.Sorted(maps.Keys(was)) {
+		path := "/data/" + patch.Escape(k)
+		old := was[k]
+		if hadData {
+			ops = append(ops, operation{"test", path, text(old, old != "")})
+		}
+		ops = append(ops, operation{"add", path, text(b.cm.Data[k], true)})
+	}
+	for _, l := range slices.Sorted(maps.Keys(b.cm.Labels)) {
+		if _, there := labels[l]; !there {
+			ops = append(ops, operation{"add", "/metadata/labels/" + patch.Escape(l), json.RawMessage(`""`)})
+		}
+	}
+	body, merr := json.Marshal(ops)
+	return body, true, errors.Join(err, merr)
+}
+
+// carries says whether an object has the rows that this block has under the keys.
+func (b *block) carries(cm *corev1.ConfigMap, keys map[string]string) bool {
+	for k := range keys {
+		if cm.Data[k] != b.cm.Data[k] {
+			return false
+		}
+	}
+	return true
 }
 
 // rowsOf are the rows that name the owner's machine and interface.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -150,6 +151,8 @@ type claiming struct {
 	found map[string][]Entry
 	// seen are the answers of Usable.
 	seen map[netip.Addr]string
+	// tries is how often the claim met another writer.
+	tries int
 	// own is set once a write over another machine's expired row was forbidden: an admission policy
 	// leaves those to operators.
 	own bool
@@ -192,6 +195,9 @@ func (s *Store) Claim(ctx context.Context, claims ...Claim) []Claimed {
 		todo = s.claimRound(ctx, todo)
 		if len(todo) == 0 {
 			break
+		}
+		for _, c := range todo {
+			c.tries++
 		}
 		if round == maxRounds || !Pause(ctx, round) {
 			err := context.Cause(ctx)
@@ -644,32 +650,43 @@ func (s *Store) choose(ctx context.Context, items []*claiming, space *address.Sp
 	return put, changed, rest
 }
 
-// lowest finds the lowest address of a block that nobody claims: first one without a row, then
-// one whose cool-down is over.
+// lowest finds an address of a block that nobody claims: the lowest one without a row, then the
+// lowest whose cool-down is over. Whoever has met another writer begins a little higher, at random:
+// many at once would meet at the lowest again and again.
 func (s *Store) lowest(ctx context.Context, c *claiming, space *address.Space, b *block, given map[netip.Addr]bool) (netip.Addr, error) {
-	for _, reuse := range []bool{false, true} {
-		for a := range space.InBlock(b.prefix) {
-			e, ok := b.entry(a)
-			// The block's addresses are the specification's; only an announced change can refuse one.
-			if ok != reuse || given[a] || c.pool.pending != nil && c.pool.check(a, c.Owner.Namespace, true) != nil {
-				continue
-			}
-			if ok {
-				free, err := s.expired(ctx, c, e)
-				if err != nil {
-					return netip.Addr{}, err
-				}
-				if !free {
-					continue
-				}
-			}
-			by, err := c.usable(ctx, a)
+	var free, held []netip.Addr
+	for a := range space.InBlock(b.prefix) {
+		_, ok := b.entry(a)
+		// The block's addresses are the specification's; only an announced change can refuse one.
+		if given[a] || c.pool.pending != nil && c.pool.check(a, c.Owner.Namespace, true) != nil {
+			continue
+		}
+		if ok {
+			held = append(held, a)
+		} else {
+			free = append(free, a)
+		}
+	}
+	if n := min(len(free), 1<<min(c.tries, 7)); n > 1 {
+		from := rand.N(n)
+		free = append(free[from:], free[:from]...)
+	}
+	for _, a := range append(free, held...) {
+		if e, ok := b.entry(a); ok {
+			free, err := s.expired(ctx, c, e)
 			if err != nil {
 				return netip.Addr{}, err
 			}
-			if by == "" {
-				return a, nil
+			if !free {
+				continue
 			}
+		}
+		by, err := c.usable(ctx, a)
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		if by == "" {
+			return a, nil
 		}
 	}
 	return netip.Addr{}, nil
@@ -683,6 +700,7 @@ func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic
 	var rows []*claiming
 	put, again = s.together(put)
 	reused := false
+	before, labels, hadData := map[string]string{}, maps.Clone(b.cm.Labels), b.cm.Data != nil
 	for _, c := range put {
 		was, had := b.entry(c.at)
 		reused = reused || had && !was.Row.Names(c.Owner)
@@ -709,13 +727,14 @@ func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic
 			c.fail(err)
 			continue
 		}
+		before[address.Key(c.at)] = was.Raw
 		rows = append(rows, c)
 	}
 	if len(rows) == 0 {
 		return again
 	}
 	if !rows[0].Preview {
-		err := s.save(ctx, b)
+		err := s.saveRows(ctx, b, before, labels, hadData)
 		if errors.Is(err, ErrChanged) || apierrors.IsForbidden(err) && s.lessAtOnce(rows, reused) {
 			return append(again, rows...)
 		}

@@ -15,9 +15,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/patch"
 )
 
 // Clock tells the time; the API server's, not this machine's, so that clients with wrong clocks
@@ -392,6 +394,49 @@ func (s *Store) save(ctx context.Context, b *block) error {
 		return err
 	}
 	return s.write(ctx, b.cm)
+}
+
+// saveRows writes rows of a block that was read: by key where that can be, or the whole block. A
+// conflict is ErrChanged. An answer that was lost is settled as write settles it: the same patch
+// is sent again as long as the rows are as they were.
+func (s *Store) saveRows(ctx context.Context, b *block, was, labels map[string]string, hadData bool) error {
+	if err := writable(b.cm); err != nil {
+		return err
+	}
+	body, ok, err := b.rowPatch(was, labels, hadData)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return s.write(ctx, b.cm)
+	}
+	var lost error
+	for try := 0; ; try++ {
+		_, err := s.ConfigMaps.Patch(ctx, b.cm.Name, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: s.FieldManager, DryRun: s.dryRun()})
+		switch {
+		case err == nil:
+			return nil
+		case patch.IsConflict(err) || apierrors.IsNotFound(err):
+			if lost == nil {
+				return ErrChanged
+			}
+			now, rerr := s.ConfigMaps.Get(ctx, b.cm.Name, metav1.GetOptions{})
+			if rerr == nil && b.carries(now, was) {
+				return nil // the write whose answer was lost
+			}
+			if rerr == nil || apierrors.IsNotFound(rerr) {
+				return ErrChanged
+			}
+			lost = rerr
+		case !Ambiguous(err):
+			return s.describe(b.cm.Name, err)
+		default:
+			lost = err
+		}
+		if !Pause(ctx, try) || try == maxSettle {
+			return &UnknownError{Object: "configmap " + s.Namespace + "/" + b.cm.Name, Err: lost}
+		}
+	}
 }
 
 // Snapshot reads the whole ledger in one request.

@@ -2,19 +2,16 @@ package machine
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
-	"net/http"
 	"reflect"
 	"slices"
-	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubevirtv1 "kubevirt.io/api/core/v1"
+
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/patch"
 )
 
 // Patch is what this project may change of a virtual machine: annotations of the template and of
@@ -38,7 +35,7 @@ type operation struct {
 }
 
 // For renders the JSON patch that makes the change to the machine as it was read; nil where
-// nothing would change. The API server refuses it where somebody has written since (IsConflict):
+// nothing would change. The API server refuses it where somebody has written since (patch.IsConflict):
 // its first operation puts back the resourceVersion that was read. No other field is touched,
 // nor any annotation that is not named.
 func (p Patch) For(vm *kubevirtv1.VirtualMachine) ([]byte, error) {
@@ -87,7 +84,7 @@ func annotationOps(path string, have, set map[string]string, remove []string) []
 	var ops []operation
 	for _, k := range slices.Sorted(maps.Keys(set)) {
 		if v, ok := have[k]; !ok || v != set[k] {
-			ops = append(ops, operation{"add", path + "/" + escape(k), set[k]})
+			ops = append(ops, operation{"add", path + "/" + patch.Escape(k), set[k]})
 		}
 	}
 	if len(ops) > 0 && len(have) == 0 {
@@ -96,7 +93,7 @@ func annotationOps(path string, have, set map[string]string, remove []string) []
 	for _, k := range slices.Compact(slices.Sorted(slices.Values(remove))) {
 		_, there := have[k]
 		if _, both := set[k]; there && !both {
-			ops = append(ops, operation{Op: "remove", Path: path + "/" + escape(k)})
+			ops = append(ops, operation{Op: "remove", Path: path + "/" + patch.Escape(k)})
 		}
 	}
 	return ops
@@ -123,27 +120,4 @@ func (p Patch) macOps(vm *kubevirtv1.VirtualMachine) ([]operation, error) {
 		ops = append(ops, operation{"test", at + "/name", name}, operation{"add", at + "/macAddress", hw.String()})
 	}
 	return ops, nil
-}
-
-// escape writes a key as a token of a JSON pointer (RFC 6901).
-func escape(key string) string {
-	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
-}
-
-// IsConflict says that a patch was refused because somebody else has written since the object was
-// read: read it again and decide again. That is a 409, and the 422 with which the API server
-// answers a failed operation of a JSON patch; unlike a validation's 422 it names no object and no
-// cause, and unlike an admission webhook's it has the server's stock sentence
-// (applyJSPatch in k8s.io/apiserver/pkg/endpoints/handlers/patch.go).
-func IsConflict(err error) bool {
-	if apierrors.IsConflict(err) {
-		return true
-	}
-	var api apierrors.APIStatus
-	if !errors.As(err, &api) {
-		return false
-	}
-	s := api.Status()
-	stock := apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", "", 0, false).Status()
-	return s.Code == stock.Code && s.Message == stock.Message && (s.Details == nil || s.Details.Kind == "" && len(s.Details.Causes) == 0)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/patch"
 )
 
 // ReleaseRequest takes back the addresses of one machine.
@@ -25,6 +26,17 @@ type ReleaseRequest struct {
 	Interface string
 	// AtShutdown marks an address that is in use: it is freed once the machine no longer has it.
 	AtShutdown bool
+}
+
+// ContendedError is a release of an address that another command reserved, or released, at the
+// same moment.
+type ContendedError struct {
+	VM   machine.Ref
+	Addr netip.Addr
+}
+
+func (e *ContendedError) Error() string {
+	return fmt.Sprintf("%s: another command changed the reservation of %s meanwhile: see kubectl vmip list %s -n %s, then run it again", object(e.VM), e.Addr, e.VM.Name, e.VM.Namespace)
 }
 
 // Release takes a machine's addresses back: the template is cleaned in the same operation, and
@@ -72,7 +84,7 @@ func (s *Service) Release(ctx context.Context, req ReleaseRequest) (Result, erro
 		}
 		why, err := s.takeBack(ctx, req.VM, e)
 		if ledger.IsChanged(err) {
-			return res, fmt.Errorf("%s: another command changed the reservation of %s meanwhile: see kubectl vmip list %s -n %s, then run it again", object(req.VM), e.Addr, req.VM.Name, req.VM.Namespace)
+			return res, &ContendedError{req.VM, e.Addr}
 		}
 		if err != nil {
 			return res, fmt.Errorf("%s: releasing %s: %w", object(req.VM), e.Addr, err)
@@ -245,15 +257,15 @@ func (s *Service) strip(ctx context.Context, ref machine.Ref, e ledger.Entry) er
 		if err != nil {
 			return err
 		}
-		patch, err := change.For(vm)
+		body, err := change.For(vm)
 		if err != nil {
 			return err
 		}
-		_, err = s.KubeVirt.KubevirtV1().VirtualMachines(ref.Namespace).Patch(ctx, ref.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: s.FieldManager})
+		_, err = s.KubeVirt.KubevirtV1().VirtualMachines(ref.Namespace).Patch(ctx, ref.Name, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: s.FieldManager})
 		switch {
 		case err == nil || apierrors.IsNotFound(err):
 			return nil
-		case !machine.IsConflict(err):
+		case !patch.IsConflict(err):
 			return fmt.Errorf("%s: %w", object(ref), err)
 		}
 		if !ledger.Pause(ctx, try) {

@@ -18,6 +18,7 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/address"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/patch"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
 )
 
@@ -391,15 +392,15 @@ func (s *Service) patchVM(ctx context.Context, in *intent, rows []ledger.Entry, 
 		if other, err := s.winner(ctx, in, said, rows); err != nil || other {
 			return cmp.Or(err, errLost)
 		}
-		patch, err := in.patch(vm, said, rows, set, op)
+		body, err := in.patch(vm, said, rows, set, op)
 		if err != nil {
 			return err
 		}
-		_, err = s.KubeVirt.KubevirtV1().VirtualMachines(in.ref.Namespace).Patch(ctx, in.ref.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: s.FieldManager, DryRun: s.dryRun()})
+		_, err = s.KubeVirt.KubevirtV1().VirtualMachines(in.ref.Namespace).Patch(ctx, in.ref.Name, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: s.FieldManager, DryRun: s.dryRun()})
 		switch {
 		case err == nil:
 			return nil
-		case machine.IsConflict(err):
+		case patch.IsConflict(err):
 			lost = 0
 		case !ledger.Ambiguous(err):
 			return fmt.Errorf("%s: %w", object(in.ref), err)
@@ -518,12 +519,12 @@ func (s *Service) finish(ctx context.Context, in *intent, rows []ledger.Entry, s
 		res.RestartPending = false
 		return res, nil
 	}
-	patch, err := machine.PatchVMI(vmi, set.Annotations, nil)
-	if err != nil || patch == nil {
+	body, err := machine.PatchVMI(vmi, set.Annotations, nil)
+	if err != nil || body == nil {
 		return res, err
 	}
-	_, err = s.KubeVirt.KubevirtV1().VirtualMachineInstances(in.ref.Namespace).Patch(ctx, in.ref.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: s.FieldManager, DryRun: s.dryRun()})
-	if machine.IsConflict(err) {
+	_, err = s.KubeVirt.KubevirtV1().VirtualMachineInstances(in.ref.Namespace).Patch(ctx, in.ref.Name, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: s.FieldManager, DryRun: s.dryRun()})
+	if patch.IsConflict(err) {
 		return Result{}, errLost // KubeVirt writes the instance all the time: decide again
 	}
 	if err != nil {

@@ -54,8 +54,8 @@ type Action struct {
 	Late <-chan struct{}
 	// Rewrite changes what is sent.
 	Rewrite func([]byte) []byte
-	// Swallow takes a conflict for success.
-	Swallow bool
+	// Pretend does not send the call and tells the client that it was done.
+	Pretend bool
 	// Status answers with a Kubernetes status of that code, without sending the call.
 	Status int
 }
@@ -174,6 +174,8 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		resp := status(r, a.Status)
 		t.count(c, resp)
 		return resp, nil
+	case a.Pretend:
+		return answer(r, http.StatusOK, c.Body), nil
 	case a.Drop:
 		return nil, ErrBroken
 	case a.Late != nil:
@@ -188,10 +190,6 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	resp, err := t.Next.RoundTrip(r)
 	t.count(c, resp)
-	if a.Swallow && err == nil && resp.StatusCode == http.StatusConflict {
-		resp.Body.Close()
-		return answer(r, http.StatusOK, c.Body), nil
-	}
 	if !a.Lose && !a.KillAfter {
 		return resp, err
 	}

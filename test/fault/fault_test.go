@@ -31,6 +31,7 @@ func TestActions(t *testing.T) {
 		"kill after": {Action{KillAfter: true}, ErrDead, 1},
 		"lose":       {Action{Lose: true}, ErrBroken, 2},
 		"drop":       {Action{Drop: true}, ErrBroken, 1},
+		"pretend":    {Action{Pretend: true}, nil, 1},
 		"late":       {Action{Late: later}, ErrBroken, 1},
 	} {
 		var arrived atomic.Int32

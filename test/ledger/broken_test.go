@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,36 +23,46 @@ import (
 func TestBrokenProtocolIsCaught(t *testing.T) {
 	t.Parallel()
 	for name, h := range map[string]*history{
-		"blocks are written without a resourceVersion": {broken: func(c fault.Call) fault.Action {
-			if c.Method != "PUT" || !strings.Contains(c.Path, "vmip-block") {
+		"blocks are written without a look what was there": {broken: func(c fault.Call) fault.Action {
+			if !c.Writes() || !strings.Contains(c.Path, "vmip-block") {
 				return fault.Action{}
 			}
-			return fault.Action{Delay: time.Duration(rand.IntN(30)) * time.Millisecond, Rewrite: withoutVersion}
+			return fault.Action{Delay: time.Duration(rand.IntN(30)) * time.Millisecond, Rewrite: unguarded}
 		}},
-		"a conflict on a block is taken for success": {broken: func(c fault.Call) fault.Action {
-			if c.Method != "PUT" || !strings.Contains(c.Path, "vmip-block") {
+		"a write whose answer never came is taken for done": {broken: func(c fault.Call) fault.Action {
+			if !c.Writes() || !strings.Contains(c.Path, "vmip-block") || rand.IntN(4) > 0 {
 				return fault.Action{}
 			}
-			return fault.Action{Delay: time.Duration(rand.IntN(30)) * time.Millisecond, Swallow: true}
+			return fault.Action{Pretend: true}
 		}},
 		"a release frees rows without a look whose they are": {naive: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if !everything && !strings.HasPrefix(name, "blocks") {
+				t.Skip("make test-faults-ledger: the checker takes its time over some of these histories")
+			}
 			t.Parallel()
-			for seed := range uint64(20) {
+			for seed := range uint64(40) {
 				try := &history{seed: seed, broken: h.broken, naive: h.naive}
-				if result, _ := try.run(t, 96, false); result == porcupine.Illegal {
+				if result, _ := try.run(t, 64, false); result == porcupine.Illegal {
 					return
 				}
 			}
-			t.Error("20 histories with a broken protocol look sound")
+			t.Error("40 histories with a broken protocol look sound")
 		})
 	}
 }
 
 var errNone = errors.New("no reservation")
 
-func withoutVersion(body []byte) []byte {
+// unguarded takes from a write what makes it meet others: the resourceVersion of an update, the
+// tests of a patch.
+func unguarded(body []byte) []byte {
+	var ops []map[string]any
+	if json.Unmarshal(body, &ops) == nil {
+		ops = slices.DeleteFunc(ops, func(o map[string]any) bool { return o["op"] == "test" })
+		return encoded(ops, body)
+	}
 	var o map[string]any
 	if json.Unmarshal(body, &o) != nil {
 		return body
@@ -59,9 +70,13 @@ func withoutVersion(body []byte) []byte {
 	if m, ok := o["metadata"].(map[string]any); ok {
 		delete(m, "resourceVersion")
 	}
-	out, err := json.Marshal(o)
+	return encoded(o, body)
+}
+
+func encoded(v any, otherwise []byte) []byte {
+	out, err := json.Marshal(v)
 	if err != nil {
-		return body
+		return otherwise
 	}
 	return out
 }

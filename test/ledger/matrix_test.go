@@ -109,7 +109,7 @@ var commands = []command{
 		}
 	}},
 	{"sweep", func(w *world) error {
-		dead := w.writer(fault.On(fault.Action{Kill: true}, "PATCH"))
+		dead := w.writer(fault.On(fault.Action{Kill: true}, "PATCH", "virtualmachines"))
 		if err := first(w.reserve(dead, "db-1", "198.51.100.20")); err == nil {
 			return errors.New("the writer lives")
 		}

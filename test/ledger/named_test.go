@@ -37,11 +37,11 @@ func isRefused(t *testing.T, err error, code string) {
 // find what the other one wrote, and must not take the winner's row away.
 func TestWokenLoserKeepsTheWinnersRow(t *testing.T) {
 	t.Parallel()
-	for _, before := range []string{"GET /api/v1/namespaces/LEDGER/configmaps/vmip-pool-lab", "GET /api/v1/namespaces/LEDGER/configmaps/vmip-block", "configmaps/vmip-block-default", "PUT /api", "POST /api", "PATCH"} {
+	for _, before := range []string{"GET /api/v1/namespaces/LEDGER/configmaps/vmip-pool-lab", "GET /api/v1/namespaces/LEDGER/configmaps/vmip-block", "configmaps/vmip-block-default", "PATCH /api/v1", "POST /api", "PATCH /apis/kubevirt.io"} {
 		w := newWorld(t)
 		w.pool(ledger.Pool{})
 		w.vm("db-1", "db-2")
-		if before == "PUT /api" {
+		if before == "PATCH /api/v1" {
 			must[reservation.Result](t)(w.reserve(w.boss, "db-2", "198.51.100.99")) // the block is there
 		}
 		s := w.stalled(strings.ReplaceAll(before, "LEDGER", w.ledger))
@@ -64,7 +64,7 @@ func TestWokenLoserKeepsTheWinnersRow(t *testing.T) {
 func TestTwoAddressesForOneMachine(t *testing.T) {
 	t.Parallel()
 	for _, block := range []string{"198.51.100.20", "198.51.101.20"} {
-		for _, before := range []string{"configmaps/vmip-block", "POST", "PATCH"} {
+		for _, before := range []string{"configmaps/vmip-block", "POST", "PATCH /apis/kubevirt.io"} {
 			w := newWorld(t)
 			w.pool(ledger.Pool{CIDRs: []string{"198.51.100.0/22"}})
 			w.vm("db-1")
@@ -125,7 +125,7 @@ func TestNamedRowCounts(t *testing.T) {
 	w.pool(ledger.Pool{})
 	w.vm("db-1")
 	// A reserve that dies before its patch leaves the lower row.
-	dead := w.writer(fault.On(fault.Action{Kill: true}, "PATCH"))
+	dead := w.writer(fault.On(fault.Action{Kill: true}, "PATCH", "virtualmachines"))
 	if _, err := w.reserve(dead, "db-1", "198.51.100.10"); err == nil || !dead.transport.Dead() {
 		t.Fatal("the writer lives")
 	}
@@ -220,7 +220,7 @@ func TestHeldRowOfAnotherPool(t *testing.T) {
 // neither strips the other's annotation, nor turns the row held under it.
 func TestStalledReleaseMeetsReserve(t *testing.T) {
 	t.Parallel()
-	for _, before := range [][]string{{"PUT"}, {"PATCH"}, {"GET", "/pods"}, {"GET", "virtualmachineinstances"}} {
+	for _, before := range [][]string{{"PUT"}, {"PATCH", "virtualmachines"}, {"GET", "/pods"}, {"GET", "virtualmachineinstances"}} {
 		w := newWorld(t)
 		w.pool(ledger.Pool{})
 		w.vm("db-1")
@@ -240,7 +240,7 @@ func TestStalledReleaseMeetsReserve(t *testing.T) {
 // stranger's row.
 func TestStalledReleaseMeetsAStranger(t *testing.T) {
 	t.Parallel()
-	for _, before := range [][]string{{"PUT"}, {"PATCH"}, {"GET", "virtualmachineinstances"}} {
+	for _, before := range [][]string{{"PUT"}, {"PATCH", "virtualmachines"}, {"GET", "virtualmachineinstances"}} {
 		w := newWorld(t)
 		w.pool(ledger.Pool{})
 		w.vm("db-1", "web")
@@ -263,7 +263,7 @@ func TestLatePatchMeetsTakeBack(t *testing.T) {
 	w.pool(ledger.Pool{})
 	w.vm("db-1")
 	land := make(chan struct{})
-	x := w.writer(fault.On(fault.Action{Late: land}, "PATCH"))
+	x := w.writer(fault.On(fault.Action{Late: land}, "PATCH", "virtualmachines"))
 	ctx, cancel := context.WithCancel(t.Context())
 	once := x.transport.Plan
 	x.transport.Plan = func(c fault.Call) fault.Action {
@@ -287,11 +287,11 @@ func TestLatePatchMeetsTakeBack(t *testing.T) {
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	for _, a := range []fault.Action{{Lose: true}, {Drop: true}, {Status: 500}, {Status: 504}} {
-		for _, call := range [][]string{{"POST", "configmaps"}, {"PUT", "configmaps"}, {"PATCH", "virtualmachines"}} {
+		for _, call := range [][]string{{"POST", "configmaps"}, {"PATCH", "configmaps"}, {"PATCH", "virtualmachines"}} {
 			w := newWorld(t)
 			w.pool(ledger.Pool{})
 			w.vm("db-1", "db-2")
-			if call[0] == "PUT" {
+			if call[0] == "PATCH" && call[1] == "configmaps" {
 				must[reservation.Result](t)(w.reserve(w.boss, "db-2", "198.51.100.2"))
 			}
 			x := w.writer(fault.On(a, call...))
@@ -311,7 +311,7 @@ func TestOrphanOfALostRace(t *testing.T) {
 	w := newWorld(t)
 	w.pool(ledger.Pool{CIDRs: []string{"198.51.100.0/22"}})
 	w.vm("db-1")
-	dead := w.stalled("PATCH")
+	dead := w.stalled("PATCH", "virtualmachines")
 	dead.during(t, func() { _, _ = w.reserve(dead.writer, "db-1", "198.51.101.5") }, func() {
 		must[reservation.Result](t)(w.release(w.writer(nil), "db-1"))
 		must[reservation.Result](t)(w.reserve(w.writer(nil), "db-1", "198.51.100.9"))
@@ -333,7 +333,7 @@ func TestReserveAfterADeadRelease(t *testing.T) {
 		w.pool(ledger.Pool{})
 		w.vm("db-1")
 		must[reservation.Result](t)(w.reserve(w.boss, "db-1", "198.51.100.20"))
-		dead := w.writer(fault.On(fault.Action{Kill: n == 0, KillAfter: n == 1}, "PATCH"))
+		dead := w.writer(fault.On(fault.Action{Kill: n == 0, KillAfter: n == 1}, "PATCH", "virtualmachines"))
 		if _, err := w.release(dead, "db-1"); err == nil {
 			t.Fatal("a dead release is called a success")
 		}
@@ -374,7 +374,7 @@ func TestAnnotationComesBackDuringTheCoolDown(t *testing.T) {
 // address that the new one asks for is not given away.
 func TestRecreatedDuringARelease(t *testing.T) {
 	t.Parallel()
-	for _, before := range [][]string{{"PUT"}, {"PATCH"}, {"GET", "virtualmachineinstances"}, {"GET", "/pods"}} {
+	for _, before := range [][]string{{"PUT"}, {"PATCH", "virtualmachines"}, {"GET", "virtualmachineinstances"}, {"GET", "/pods"}} {
 		w := newWorld(t)
 		w.pool(ledger.Pool{})
 		w.vm("db-1", "web")
