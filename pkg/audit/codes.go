@@ -156,7 +156,7 @@ var Checks = []Check{
 	{RecreatedVM, v1alpha1.SeverityWarning,
 		"An address is reserved for an earlier virtual machine of that name, and the present one asks for it or has it.",
 		"A present machine that does neither: the row is an OrphanReservation.",
-		"kubectl vmip release {vm} -n {namespace}"},
+		"kubectl vmip reserve {vm} -n {namespace} --adopt"},
 	{InUseUnrecorded, v1alpha1.SeverityWarning,
 		"A virtual machine runs on an address that a pool hands out, and the ledger has no row for it.",
 		"Addresses that the pool excludes or leaves out of its ranges; a machine whose own reservation waits for a restart.",
