@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -77,7 +78,7 @@ type Transport struct {
 	mu    sync.Mutex
 	calls []Call
 	dead  bool
-	late  sync.WaitGroup
+	late  []<-chan struct{} // closed when a late call has landed
 	// writes are the answered ones, conflicts those that met another writer's.
 	writes, conflicts int
 }
@@ -116,8 +117,15 @@ func (t *Transport) Dead() bool {
 	return t.dead
 }
 
-// Settle waits for calls that land late.
-func (t *Transport) Settle() { t.late.Wait() }
+// Settle waits until the late ones of the calls so far have landed.
+func (t *Transport) Settle() {
+	t.mu.Lock()
+	late := slices.Clone(t.late)
+	t.mu.Unlock()
+	for _, landed := range late {
+		<-landed
+	}
+}
 
 // begin counts a call and asks what to do with it.
 func (t *Transport) begin(r *http.Request) (Call, Action, error) {
@@ -179,8 +187,14 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	case a.Drop:
 		return nil, ErrBroken
 	case a.Late != nil:
-		t.late.Add(1)
-		go t.sendLate(r.Clone(context.WithoutCancel(r.Context())), c.Body, a.Late)
+		landed := make(chan struct{})
+		t.mu.Lock()
+		t.late = append(t.late, landed)
+		t.mu.Unlock()
+		go func() {
+			defer close(landed)
+			t.sendLate(r.Clone(context.WithoutCancel(r.Context())), c.Body, a.Late)
+		}()
 		return nil, ErrBroken
 	}
 	if a.Rewrite != nil {
@@ -207,7 +221,6 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (t *Transport) sendLate(r *http.Request, body []byte, at <-chan struct{}) {
-	defer t.late.Done()
 	<-at
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	if resp, err := t.Next.RoundTrip(r); err == nil {

@@ -34,6 +34,7 @@ type history struct {
 	mu         sync.Mutex
 	ops        []porcupine.Operation
 	transports []*fault.Transport
+	settling   sync.WaitGroup
 }
 
 const (
@@ -67,17 +68,26 @@ func (h *history) run(t *testing.T, operations int, faults bool) (porcupine.Chec
 	for _, tr := range h.transports {
 		tr.Settle()
 	}
+	h.settling.Wait()
 	h.w.clock.step.Store(0)
 	// To prove that nothing fits takes longer than to find what fits: of broken histories there are more.
 	patience := 2 * time.Minute
 	if h.broken != nil || h.naive {
 		patience = 10 * time.Second
 	}
-	result, info := porcupine.CheckOperationsVerbose(model, h.ops, patience)
+	result, info := porcupine.CheckOperationsVerbose(model, h.telling(), patience)
 	if result == porcupine.Ok || h.broken != nil || h.naive {
 		return result, ""
 	}
 	return result, h.draw(t, info)
+}
+
+// telling are the operations that say something: a refusal because of others is always allowed and
+// changes nothing, so that the checker need not look for its place.
+func (h *history) telling() []porcupine.Operation {
+	return slices.DeleteFunc(slices.Clone(h.ops), func(o porcupine.Operation) bool {
+		return o.Output.(output).answer == no
+	})
 }
 
 // draw writes the history as a picture, for whoever has to find out what happened.
@@ -164,16 +174,31 @@ func (h *history) one(client int, x *writer, rng *rand.Rand) {
 			in.mask = 1 << (1 + rng.IntN(addresses))
 		}
 	}
-	call := time.Since(h.start).Nanoseconds()
+	op := porcupine.Operation{ClientId: client, Input: in, Call: h.now()}
 	out := h.do(x, in)
-	end := time.Since(h.start).Nanoseconds()
-	if out.answer == unknown {
-		end = math.MaxInt64 - 1 // it may have its effect at any time, or never
-	}
+	op.Output, op.Return = out, h.now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: end})
+	h.ops = append(h.ops, op)
+	if out.answer != unknown {
+		return
+	}
+	n := len(h.ops) - 1
+	if in.kind == opExclude {
+		h.ops[n].Return = math.MaxInt64 - 1 // whoever meets the announced change may complete it, at any time
+		return
+	}
+	// It has its effect, or has none, before its last call has landed: the next operation of this
+	// writer doesn't wait for that.
+	h.settling.Go(func() {
+		x.transport.Settle()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.ops[n].Return = h.now()
+	})
 }
+
+func (h *history) now() int64 { return time.Since(h.start).Nanoseconds() }
 
 // do runs the command that an input stands for.
 func (h *history) do(x *writer, in input) (out output) {
