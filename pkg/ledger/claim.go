@@ -63,7 +63,7 @@ func (e *TakenError) Error() string {
 	case r.State == Held:
 		return fmt.Sprintf("address %s was released by %s and cools down until %s: choose another one or wait", e.Addr, r.VM, r.Until.UTC().Format(time.RFC3339))
 	case r.State == Foreign:
-		return fmt.Sprintf("address %s is claimed by %s (%s)", e.Addr, r.VM, r.Reason)
+		return fmt.Sprintf("address %s is claimed by %s (%s): choose another one; where that is no longer so, run: kubectl vmip audit --refresh", e.Addr, r.VM, r.Reason)
 	}
 	return fmt.Sprintf("address %s is %s by virtualmachine %s, interface %s", e.Addr, r.State, r.VM, r.Interface)
 }
@@ -806,9 +806,13 @@ func (s *Store) registered(ctx context.Context, name, network string) (*poolObje
 	return pool, nil
 }
 
-// expired says whether a row is a cool-down that is over and whose last owner is proven not to
-// use the address.
+// expired says whether a row stands in nobody's way: a cool-down that is over and whose last owner
+// is proven not to use the address, or a claim that the owner itself was seen to have.
 func (s *Store) expired(ctx context.Context, c *claiming, e Entry) (bool, error) {
+	if e.Err == nil && e.Row.State == Foreign && e.Row.VM == c.Owner.VM() {
+		// What a scan has seen of the owner itself. An admission policy leaves such rows to operators.
+		return !c.own, nil
+	}
 	if e.Err != nil || e.Row.State != Held || !e.Row.Until.Before(s.Clock.Now()) || c.Gone == nil {
 		return false, nil
 	}

@@ -159,7 +159,24 @@ func (s *Service) rowsOf(ctx context.Context, ref machine.Ref, iface string) (ro
 // conflict; then everything that could still use the address is looked at. It returns what does,
 // and the row stays releasing until a later look finds nothing; otherwise the row cools down.
 func (s *Service) takeBack(ctx context.Context, ref machine.Ref, e ledger.Entry) (string, error) {
-	op := ledger.NewOp()
+	return s.take(ctx, ref, e, false)
+}
+
+// errNamed says that the VM names the address of a row that was taken for a lost one.
+var errNamed = errors.New("the virtual machine names it")
+
+// takeLost takes a row back that lost a race. Its writer may have patched the VM since the VM was
+// read: then the row is the VM's address, its writer may have said so, and it stays.
+func (s *Service) takeLost(ctx context.Context, ref machine.Ref, e ledger.Entry) error {
+	_, err := s.take(ctx, ref, e, true)
+	if ledger.IsChanged(err) {
+		return nil // somebody else is at it
+	}
+	return err
+}
+
+func (s *Service) take(ctx context.Context, ref machine.Ref, e ledger.Entry, lost bool) (string, error) {
+	was, op := e.Row, ledger.NewOp()
 	row := e.Row
 	row.State, row.Op, row.Since = ledger.Releasing, op, s.Ledger.Clock.Now()
 	if err := s.Ledger.Transition(ctx, e, &row); err != nil {
@@ -169,7 +186,11 @@ func (s *Service) takeBack(ctx context.Context, ref machine.Ref, e ledger.Entry)
 		return "", nil
 	}
 	e.Row = row
-	if err := s.strip(ctx, ref, e); err != nil {
+	switch err := s.strip(ctx, ref, e, lost); {
+	case errors.Is(err, errNamed):
+		was.Op = ledger.NewOp()
+		return "", s.Ledger.Transition(ctx, e, &was)
+	case err != nil:
 		return "", err
 	}
 	why, err := s.look(ctx, ref, e.Row.Interface, e.Addr, true)
@@ -236,8 +257,9 @@ func (s *Service) interfaceOf(ctx context.Context, ref machine.Ref, name string)
 }
 
 // strip takes our annotations off the VM, only where they carry the row's address, and writes a
-// fresh vmip.io/last-op, so that a reserve that stalled before its patch meets a conflict.
-func (s *Service) strip(ctx context.Context, ref machine.Ref, e ledger.Entry) error {
+// fresh vmip.io/last-op, so that a reserve that stalled before its patch meets a conflict. With lost
+// it is errNamed where the VM names the address.
+func (s *Service) strip(ctx context.Context, ref machine.Ref, e ledger.Entry, lost bool) error {
 	for try := 0; ; try++ {
 		vm, err := s.getVM(ctx, ref)
 		if apierrors.IsNotFound(err) {
@@ -252,6 +274,11 @@ func (s *Service) strip(ctx context.Context, ref machine.Ref, e ledger.Entry) er
 		}
 		if !ok || now.Err != nil || now.Row.State != ledger.Releasing || now.Row.Op != e.Row.Op {
 			return fmt.Errorf("row of %s: %w", e.Addr, ledger.ErrChanged)
+		}
+		if lost {
+			if said, err := ledger.ReservationsOf(vm.Annotations); err == nil && said != nil && said.UID == vm.UID && said.Names(e.Row.Interface, e.Addr) {
+				return errNamed
+			}
 		}
 		change, err := stripped(vm, e, s.asked(ctx, vm, e))
 		if err != nil {

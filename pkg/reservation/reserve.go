@@ -274,9 +274,7 @@ func (s *Service) tidy(ctx context.Context, in *intent, got []ledger.Claimed, op
 			}
 		}
 		for _, e := range c.Lost {
-			if _, err := s.takeBack(ctx, in.ref, e); err != nil && !ledger.IsChanged(err) {
-				errs = append(errs, err)
-			}
+			errs = append(errs, s.takeLost(ctx, in.ref, e))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -548,7 +546,7 @@ func (s *Service) undo(ctx context.Context, in *intent, got []ledger.Claimed) er
 		if c.Err != nil || !c.Fresh {
 			continue
 		}
-		if _, err := s.takeBack(ctx, in.ref, c.Entry); err != nil && !ledger.IsChanged(err) {
+		if err := s.takeLost(ctx, in.ref, c.Entry); err != nil {
 			errs = append(errs, fmt.Errorf("taking %s back: %w; run the command again", c.Entry.Addr, err))
 		}
 	}

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -101,7 +102,35 @@ func (h *history) draw(t *testing.T, info porcupine.LinearizationInfo) string {
 	if err := porcupine.Visualize(model, info, f); err != nil {
 		t.Error(err)
 	}
+	at := h.firstImpossible()
+	for _, o := range h.telling() {
+		if o.Call > at {
+			continue
+		}
+		t.Logf("%4d to %4d ms, writer %2d: %s", o.Call/1e6, o.Return/1e6, o.ClientId, model.DescribeOperation(o.Input, o.Output))
+	}
 	return f.Name()
+}
+
+// firstImpossible is when the operation came back with which the history became impossible.
+func (h *history) firstImpossible() int64 {
+	ops := h.telling()
+	for _, last := range slices.SortedFunc(slices.Values(ops), func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) }) {
+		var until []porcupine.Operation
+		for _, o := range ops {
+			if o.Call > last.Return {
+				continue
+			}
+			if o.Return > last.Return {
+				o.Return, o.Output = math.MaxInt64-1, output{answer: unknown}
+			}
+			until = append(until, o)
+		}
+		if result, _ := porcupine.CheckOperationsVerbose(model, until, time.Second); result == porcupine.Illegal {
+			return last.Return
+		}
+	}
+	return math.MaxInt64
 }
 
 // client is one writer: commands one after another. Where it was killed a new process goes on.
@@ -227,7 +256,7 @@ func (h *history) do(x *writer, in input) (out output) {
 		}
 		return out
 	}
-	return output{answer: classify(err)}
+	return output{answer: classify(err), why: err.Error()}
 }
 
 func classify(err error) answer {

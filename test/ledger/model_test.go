@@ -49,6 +49,7 @@ const (
 type output struct {
 	answer  answer
 	address int
+	why     string // for people
 }
 
 type rowState byte
@@ -246,6 +247,6 @@ var model = (&porcupine.NondeterministicModel{
 	Equal: func(a, b any) bool { return a.(state) == b.(state) },
 	DescribeOperation: func(in, out any) string {
 		i, o := in.(input), out.(output)
-		return fmt.Sprintf("%s m%d a%d mask %b -> %d a%d", opNames[i.kind], i.machine, i.address, i.mask, o.answer, o.address)
+		return fmt.Sprintf("%s m%d a%d mask %b -> %d a%d %s", opNames[i.kind], i.machine, i.address, i.mask, o.answer, o.address, o.why)
 	},
 }).ToModel()
