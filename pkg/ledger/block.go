@@ -156,10 +156,21 @@ func (b *block) rowPatch(was map[string]string, labels map[string]string, hadDat
 		}
 		ops = append(ops, operation{"add", path, text(b.cm.Data[k], true)})
 	}
-	for _, l := range slices.Sorted(maps.Keys(b.cm.Labels)) {
+	add := map[string]bool{}
+	for l := range b.cm.Labels {
 		if _, there := labels[l]; !there {
-			ops = append(ops, operation{"add", "/metadata/labels/" + patch.Escape(l), json.RawMessage(`""`)})
+			add[l] = true
 		}
+	}
+	// Also where the label was there: whoever frees the owner's last row takes it away, and that
+	// write may come in between.
+	for k := range was {
+		if e := b.parse(k, b.cm.Data[k]); e.Err == nil && e.Row.State != Foreign {
+			add[e.Row.Owner().Label()] = true
+		}
+	}
+	for _, l := range slices.Sorted(maps.Keys(add)) {
+		ops = append(ops, operation{"add", "/metadata/labels/" + patch.Escape(l), json.RawMessage(`""`)})
 	}
 	body, merr := json.Marshal(ops)
 	return body, true, errors.Join(err, merr)

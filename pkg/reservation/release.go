@@ -82,7 +82,7 @@ func (s *Service) Release(ctx context.Context, req ReleaseRequest) (Result, erro
 		if s.Preview {
 			continue
 		}
-		why, err := s.takeBack(ctx, req.VM, e)
+		why, err := s.release(ctx, req.VM, e)
 		if ledger.IsChanged(err) {
 			return res, &ContendedError{req.VM, e.Addr}
 		}
@@ -94,6 +94,27 @@ func (s *Service) Release(ctx context.Context, req ReleaseRequest) (Result, erro
 		}
 	}
 	return res, nil
+}
+
+// release takes a row back though other commands may be moving it on the same way. It is ErrChanged
+// where one reserves it instead.
+func (s *Service) release(ctx context.Context, ref machine.Ref, e ledger.Entry) (string, error) {
+	for try := 0; ; try++ {
+		why, err := s.takeBack(ctx, ref, e)
+		if !ledger.IsChanged(err) {
+			return why, err
+		}
+		now, there, rerr := s.Ledger.Row(ctx, e.Network, e.Addr)
+		switch {
+		case rerr != nil:
+			return "", rerr
+		case !there || now.Err == nil && (now.Row.VM != e.Row.VM || now.Row.Interface != e.Row.Interface || now.Row.State == ledger.Held):
+			return "", nil // another command has released it
+		case now.Err != nil || now.Row.State == ledger.Reserved || try == maxTries || !ledger.Pause(ctx, try):
+			return "", err
+		}
+		e = now
+	}
 }
 
 func of(iface string) string {

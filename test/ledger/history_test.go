@@ -262,10 +262,10 @@ func (h *history) do(x *writer, in input) (out output) {
 func classify(err error) answer {
 	var refusal *reservation.RefusedError
 	if !errors.As(err, &refusal) || errors.As(err, new(*ledger.UnknownError)) {
-		// Whoever took the row back from a release has undone what it had done so far.
-		if errors.As(err, new(*ledger.MovingError)) || errors.As(err, new(*reservation.ContendedError)) {
+		if errors.As(err, new(*ledger.MovingError)) {
 			return no
 		}
+		// A release that met another command may have been undone, or done and followed by a reserve.
 		return unknown
 	}
 	switch refusal.Code {
