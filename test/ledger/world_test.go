@@ -402,16 +402,23 @@ type stall struct {
 }
 
 // stalled makes a writer that stops before the first call whose text has all the words.
-func (w *world) stalled(words ...string) *stall {
+func (w *world) stalled(words ...string) *stall { return w.stalledAt(1, words...) }
+
+// stalledAt makes a writer that stops before the n-th such call.
+func (w *world) stalledAt(n int, words ...string) *stall {
 	wake, reached := make(chan struct{}), make(chan struct{})
-	on := fault.On(fault.Action{Wait: wake}, words...)
 	s := &stall{wake: sync.OnceFunc(func() { close(wake) }), reached: reached}
 	s.writer = w.writer(func(c fault.Call) fault.Action {
-		a := on(c)
-		if a.Wait != nil {
-			close(reached)
+		for _, word := range words {
+			if !strings.Contains(c.String(), word) {
+				return fault.Action{}
+			}
 		}
-		return a
+		if n--; n != 0 {
+			return fault.Action{}
+		}
+		close(reached)
+		return fault.Action{Wait: wake}
 	})
 	return s
 }
