@@ -36,6 +36,8 @@ type Cluster struct {
 	// Settle is how long Check waits before it looks again at what looks bad: reports of addresses
 	// flap for a moment (KubeVirt issue 12697).
 	Settle time.Duration
+	// claims lets Load read what only claims of others are found in.
+	claims bool
 }
 
 // Load reads a snapshot: the ledger first, then everything else at once. It fails where the ledger
@@ -75,6 +77,9 @@ func (c *Cluster) Load(ctx context.Context) (*Snapshot, error) {
 		})
 	})
 	wg.Go(func() { l.restores(ctx) })
+	if c.claims {
+		wg.Go(func() { l.services(ctx) })
+	}
 	wg.Go(func() { l.others(ctx) })
 	wg.Go(func() { found, detected = c.Profiles(ctx) })
 	wg.Wait()
@@ -89,6 +94,10 @@ func (c *Cluster) Load(ctx context.Context) (*Snapshot, error) {
 		s.Networks = Unestablished()
 	} else if err := l.networks(ctx, found); err != nil {
 		return nil, err
+	} else if c.claims {
+		if err := l.records(ctx, found); err != nil {
+			return nil, err
+		}
 	}
 	if len(rows.Pools)+len(rows.Entries)+len(rows.Networks)+len(rows.Damaged) == 0 {
 		l.gap(Ledger, Gap{Reason: noLedger(c.Ledger.Namespace, s.OtherLedgers)})

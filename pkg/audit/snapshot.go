@@ -25,6 +25,9 @@ const (
 	Pods       Resource = "pods"
 	Nodes      Resource = "nodes"
 	Plugins    Resource = "the network plugin"
+	// Services and Records are read only where claims of others are looked for.
+	Services Resource = "services"
+	Records  Resource = "records of the network plugin"
 )
 
 // Gap says why a resource is missing from a snapshot, or is there for one namespace only.
@@ -53,6 +56,9 @@ type Snapshot struct {
 	Migrations []kubevirtv1.VirtualMachineInstanceMigration
 	Pods       []corev1.Pod
 	Nodes      []corev1.Node
+	// Services and Held are set where claims of others are looked for.
+	Services []corev1.Service
+	Held     []Held
 	// Restoring are the virtual machines that a restore in progress is to bring back.
 	Restoring []machine.Ref
 	Networks  Networks

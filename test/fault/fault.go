@@ -74,6 +74,9 @@ var (
 type Transport struct {
 	Next http.RoundTripper
 	Plan Plan
+	// Wrote is told of every write that the server has carried out: when it was sent, and when its
+	// answer had come. nil asks for nothing.
+	Wrote func(c Call, sent, answered time.Time)
 
 	mu    sync.Mutex
 	calls []Call
@@ -202,8 +205,12 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		r = r.Clone(r.Context())
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
+	sent := time.Now()
 	resp, err := t.Next.RoundTrip(r)
 	t.count(c, resp)
+	if t.Wrote != nil && err == nil && c.Writes() && resp.StatusCode < http.StatusBadRequest {
+		t.Wrote(c, sent, time.Now())
+	}
 	if !a.Lose && !a.KillAfter {
 		return resp, err
 	}

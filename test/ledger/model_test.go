@@ -10,8 +10,8 @@ import (
 // addresses, a few machines of one interface. What it says of an acknowledged operation is strict:
 // an address that was given out had no other owner, what was acknowledged is there later, an
 // address that was excluded is not given out. A refusal because an address is taken, or the pool
-// full, is always allowed: a writer that loses a race has an address for a moment of which nobody
-// is told. Cool-downs end at once: time goes on by minutes with every look at the clock.
+// full, or that the machine has another one, is always allowed: a writer that loses a race has an
+// address for a moment of which nobody is told. Cool-downs end at once: time goes on by minutes with every look at the clock.
 const (
 	addresses = 8
 	machines  = 5
@@ -30,6 +30,7 @@ const (
 var opNames = []string{"reserve", "reserve --ip", "replace", "release", "pool set --exclude"}
 
 type input struct {
+	id      int
 	kind    opKind
 	machine int
 	address int // 1..addresses; 0 is none
@@ -40,8 +41,7 @@ type answer byte
 
 const (
 	done    answer = iota
-	no             // taken, full, moving: always allowed
-	other          // the interface has another address
+	no             // taken, full, moving, another address: always allowed
 	none           // no reservation to release
 	unknown        // died, or outcome unknown: applied, in part or not at all
 )
@@ -67,11 +67,41 @@ type state struct {
 	// named is what the machine goes by; pending a replacement that died between its writes.
 	named, pending [machines]int8
 	excluded       uint16
+	// announced is an exclusion that died half-way: the next command that changes the pool, or meets
+	// it, ends it one way or the other.
+	announced   uint16
+	isAnnounced bool
+}
+
+// resolved are the states that the end of an announced change, at any time, may lead to.
+func (s state) resolved() []state {
+	if !s.isAnnounced {
+		return []state{s}
+	}
+	withdrawn := s
+	withdrawn.announced, withdrawn.isAnnounced = 0, false
+	all := []state{s, withdrawn}
+	if s.allows(s.announced) {
+		done := withdrawn
+		done.excluded = s.announced
+		all = append(all, done)
+	}
+	return all
+}
+
+// allows says whether the addresses of a mask may be excluded.
+func (s *state) allows(mask uint16) bool {
+	for a := 1; a <= addresses; a++ {
+		if mask&(1<<a) != 0 && s.row[a] != free {
+			return false
+		}
+	}
+	return true
 }
 
 // takable says whether a machine may get the address.
 func (s *state) takable(a int) bool {
-	return s.excluded&(1<<a) == 0 && s.row[a] != isReserved
+	return (s.excluded|s.announced)&(1<<a) == 0 && s.row[a] != isReserved
 }
 
 func (s state) give(m, a int) state {
@@ -112,21 +142,17 @@ func step(s state, in input, out output) []state {
 		// Acknowledged as unchanged where the addresses cool down already.
 		return []state{next}
 	case opExclude:
-		allowed := true
-		for a := 1; a <= addresses; a++ {
-			if in.mask&(1<<a) != 0 && s.row[a] != free {
-				allowed = false
-			}
-		}
 		next := s
-		next.excluded = in.mask
-		switch {
-		case out.answer == unknown && allowed:
-			return []state{s, next}
-		case out.answer == unknown:
-			return []state{s}
+		next.excluded, next.announced, next.isAnnounced = in.mask, 0, false
+		if out.answer != unknown {
+			return when(s.allows(in.mask), next)
 		}
-		return when(allowed, next)
+		half := s
+		half.announced, half.isAnnounced = in.mask, true
+		if s.allows(in.mask) {
+			return []state{s, half, next}
+		}
+		return []state{s, half}
 	}
 	return nil
 }
@@ -139,9 +165,6 @@ func when(possible bool, s state) []state {
 }
 
 func stepReserve(s state, in input, out output, m, cur, pending int) []state {
-	if out.answer == other {
-		return when(cur != 0 && cur != in.address || pending != 0 || s.hasHeld(m), s)
-	}
 	if out.answer == unknown {
 		next := []state{s}
 		for a := 1; a <= addresses; a++ {
@@ -180,20 +203,8 @@ func (s state) complete(m, cur, pending int) state {
 	return s
 }
 
-func (s *state) hasHeld(m int) bool {
-	for a := 1; a <= addresses; a++ {
-		if s.row[a] == isHeld && int(s.owner[a]) == m {
-			return true
-		}
-	}
-	return false
-}
-
 func stepReplace(s state, in input, out output, m, cur, pending int) []state {
 	a := in.address
-	if out.answer == other {
-		return when(s.hasHeld(m), s)
-	}
 	possible := a == pending || s.takable(a)
 	move := func() state {
 		next := s
@@ -239,8 +250,10 @@ func stepReplace(s state, in input, out output, m, cur, pending int) []state {
 var model = (&porcupine.NondeterministicModel{
 	Init: func() []any { return []any{state{}} },
 	Step: func(st, in, out any) (next []any) {
-		for _, s := range step(st.(state), in.(input), out.(output)) {
-			next = append(next, s)
+		for _, s := range st.(state).resolved() {
+			for _, s := range step(s, in.(input), out.(output)) {
+				next = append(next, s)
+			}
 		}
 		return next
 	},

@@ -3,6 +3,7 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -12,14 +13,15 @@ import (
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/api/v1alpha1"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/audit"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/scan"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/printer"
-	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
 )
 
 type options struct {
 	env           *cli.Env
 	files         []string
 	allNamespaces bool
+	refresh       bool
 	failOn        failOn
 	grace         time.Duration
 	out           printer.Flags
@@ -48,6 +50,9 @@ func (o *options) command() *cobra.Command {
   # A gate in a pipeline: only errors fail it
   kubectl vmip audit -A --fail-on=error -o markdown > audit.md
 
+  # Look for addresses that others use first, so that none of them is given out
+  kubectl vmip audit -A --refresh
+
   # A dump, without a cluster
   kubectl get vm,vmi,vmim,pods,nodes,namespaces,configmaps,daemonsets,deployments,crd -A -o json --show-managed-fields > dump.json
   kubectl vmip audit -A -f dump.json`,
@@ -57,6 +62,7 @@ func (o *options) command() *cobra.Command {
 	fs := cmd.Flags()
 	fs.StringSliceVarP(&o.files, "filename", "f", nil, "Dump to audit instead of the cluster: a file, a directory that is searched for .yaml, .yml and .json, or - for standard input (repeat for more)")
 	fs.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Judge the virtual machines of all namespaces. A specific namespace is ignored even if given with --namespace. With -f: the dump has all virtual machines of the cluster, so that a missing one is gone")
+	fs.BoolVar(&o.refresh, "refresh", false, "First bring the ledger's record of addresses that others use up to date: pods, nodes, services, templates and the network plugin's records. It needs the rights of pool add")
 	fs.Var(&o.failOn, "fail-on", "Least severity of a finding with which the exit status is 1: error, warning or none")
 	fs.DurationVar(&o.grace, "grace", audit.DefaultGrace, "How long a state may last that commands and controllers pass through before it is reported")
 	o.out.AddReportFlags(fs)
@@ -102,6 +108,9 @@ func indent(s, prefix string, width int) string {
 }
 
 func (o *options) run(ctx context.Context) error {
+	if o.refresh && len(o.files) > 0 {
+		return cli.UsageError(errors.New("--refresh writes to a cluster, and -f audits a dump: use one of them"))
+	}
 	if o.grace <= 0 {
 		return cli.UsageError(fmt.Errorf("--grace %s: give a positive duration", o.grace))
 	}
@@ -136,12 +145,13 @@ func (o *options) look(ctx context.Context) (*audit.Report, *v1alpha1.AuditRepor
 	if err != nil {
 		return nil, nil, err
 	}
-	cluster := &audit.Cluster{
-		Core: c.Core, KubeVirt: c.KubeVirt, Ledger: c.Ledger, Clock: c.Clock, Namespace: c.Namespace, Settle: o.settle,
-		Profiles: func(ctx context.Context) (*profile.Cluster, error) {
-			return profile.Detect(ctx, profile.Reader{Core: c.Core, Dynamic: c.Dynamic})
-		},
+	if o.refresh {
+		if err := scan.Refresh(ctx, o.env, c); err != nil {
+			return nil, nil, err
+		}
 	}
+	cluster := scan.Cluster(c)
+	cluster.Settle = o.settle
 	if o.allNamespaces {
 		cluster.Namespace = ""
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/api/v1alpha1"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/scan"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/printer"
 )
@@ -95,8 +96,19 @@ func add(ctx context.Context, env *cli.Env, p ledger.Pool, dry cli.DryRun, out p
 	if err != nil {
 		return err
 	}
+	if !dry.Enabled() {
+		lookForOthers(ctx, env, c, p.Name)
+	}
 	message := fmt.Sprintf("%s addresses, profile %s", total, p.Profile)
 	return printer.Operations(env.Out, out, []v1alpha1.Operation{operation(p.Name, "added", outcome, dry, message)})
+}
+
+// lookForOthers records who uses addresses of a pool that was added or changed. The pool stands
+// without it: what an automatic choice takes is looked for among the pods in any case.
+func lookForOthers(ctx context.Context, env *cli.Env, c *cli.Clients, name string) {
+	if err := scan.Refresh(ctx, env, c); err != nil {
+		env.Warn("who else uses addresses of pool %s was not found out: %v; run: kubectl vmip audit -A --refresh", name, err)
+	}
 }
 
 // Ensure adds the pools of a plan that are missing. One that is there has to be as the plan has it:
@@ -145,6 +157,7 @@ func Ensure(ctx context.Context, env *cli.Env, c *cli.Clients, planned []v1alpha
 		}
 		fmt.Fprintf(env.ErrOut, "pool/%s added\n", p.Name)
 	}
+	lookForOthers(ctx, env, c, missing[0].Name)
 	return nil
 }
 
@@ -247,6 +260,9 @@ func set(ctx context.Context, env *cli.Env, name string, change func(*ledger.Poo
 	snap, err := c.Ledger.Snapshot(ctx)
 	if err != nil {
 		return err
+	}
+	if changed && !dry.Enabled() {
+		lookForOthers(ctx, env, c, name)
 	}
 	for _, ns := range snap.NotServed(p) {
 		env.Warn("pool %s is no longer for namespace %s: its reservations stay, and it gets no new ones", name, ns)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/cli"
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/cmd/scan"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
 )
@@ -24,8 +25,8 @@ import (
 const leaseName = "vmip-reclaimer"
 
 type options struct {
-	interval, grace, orphans time.Duration
-	once                     bool
+	interval, grace, orphans, scan time.Duration
+	once                           bool
 }
 
 // New returns `kubectl-vmip reclaimer`, which is hidden from the help: people install it, they
@@ -37,8 +38,8 @@ func New(env *cli.Env) *cobra.Command {
 		Hidden: true,
 		Short:  "Move on what commands and machines have left behind in the ledger",
 		Long: `Move on what commands and machines have left behind in the ledger, again and again: complete
-reserves and releases that died, release the addresses of virtual machines that are gone, and free
-those whose cool-down is over.
+reserves and releases that died, release the addresses of virtual machines that are gone, free
+those whose cool-down is over, and record the addresses that others use, so that none is given out.
 
 A machine is gone where its name is not found while machines can be listed, and neither an instance
 nor a pod of it is there, for as long as --orphans-after says. Whatever can't be read changes nothing.
@@ -55,20 +56,27 @@ ledger's namespace.`,
 			if o.interval < time.Second {
 				return cli.UsageError(fmt.Errorf("--interval %s: at least 1s", o.interval))
 			}
+			if o.scan < 0 {
+				return cli.UsageError(fmt.Errorf("--scan-interval %s: give a positive duration, or 0 for never", o.scan))
+			}
 			c, err := env.Clients()
 			if err != nil {
 				return err
 			}
-			r := &reclaimer{env: env, options: o, service: reservation.NewService(env, c, ""), since: map[string]time.Time{}}
+			r := &reclaimer{env: env, clients: c, options: o, service: reservation.NewService(env, c, ""), since: map[string]time.Time{}}
 			if o.once {
 				r.orphans = 0
-				return r.sweep(cmd.Context())
+				if err := r.sweep(cmd.Context()); err != nil || r.scan == 0 {
+					return err
+				}
+				return scan.Refresh(cmd.Context(), env, c)
 			}
 			return r.elect(cmd.Context(), c)
 		},
 	}
 	fs := cmd.Flags()
 	fs.DurationVar(&o.interval, "interval", time.Minute, "Time between two sweeps")
+	fs.DurationVar(&o.scan, "scan-interval", 10*time.Minute, "Time between two scans for addresses that others use; 0 for none")
 	fs.DurationVar(&o.grace, "grace", 5*time.Minute, "How old a row must be before it counts as left behind")
 	fs.DurationVar(&o.orphans, "orphans-after", time.Hour, "How long a virtual machine must have been gone before its addresses are released")
 	fs.BoolVar(&o.once, "once", false, "Sweep once and end; machines that are gone now count")
@@ -78,6 +86,7 @@ ledger's namespace.`,
 type reclaimer struct {
 	*options
 	env     *cli.Env
+	clients *cli.Clients
 	service *reservation.Service
 
 	mu sync.Mutex
@@ -119,9 +128,16 @@ func (r *reclaimer) work(ctx context.Context) {
 	fmt.Fprintln(r.env.ErrOut, "leading")
 	tick := time.NewTicker(r.interval)
 	defer tick.Stop()
+	var scanned time.Time
 	for {
 		if err := r.sweep(ctx); err != nil && ctx.Err() == nil {
 			r.env.PrintError(err)
+		}
+		if r.scan > 0 && time.Since(scanned) >= r.scan {
+			scanned = time.Now()
+			if err := scan.Refresh(ctx, r.env, r.clients); err != nil && ctx.Err() == nil {
+				r.env.PrintError(err)
+			}
 		}
 		select {
 		case <-ctx.Done():
