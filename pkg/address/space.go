@@ -155,6 +155,32 @@ func (s *Space) CIDR(f Family) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
+// Overlap returns the first addresses of a range that Check allows; ok is false where there are none.
+func (s *Space) Overlap(r netipx.IPRange) (part netipx.IPRange, ok bool) {
+	var of, all netipx.IPSetBuilder
+	of.AddRange(r)
+	for _, c := range s.cidrs {
+		all.AddPrefix(c)
+		for a := range special(c) {
+			of.Remove(a)
+		}
+	}
+	for _, g := range s.gateways {
+		of.Remove(g)
+	}
+	of.RemoveSet(s.excluded)
+	whole, err := all.IPSet()
+	if err != nil {
+		return part, false // its prefixes were valid when the Space was made
+	}
+	of.Intersect(whole)
+	set, err := of.IPSet()
+	if err != nil || len(set.Ranges()) == 0 {
+		return part, false
+	}
+	return set.Ranges()[0], true
+}
+
 // Automatic says whether automatic choice may take the address.
 func (s *Space) Automatic(a netip.Addr) bool { return s.auto.Contains(a) }
 

@@ -42,22 +42,24 @@ func TestPlanIsTheLedgersBackup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.vm("db-1", "db-2", "web")
-	plan := `apiVersion: vmip.io/v1alpha1
+	net, net6 := w.net()
+	whole := strings.NewReplacer("NET", net, "V6", net6).Replace
+	plan := whole(`apiVersion: vmip.io/v1alpha1
 kind: ReservationPlan
 pools:
-- {name: lab, cidrs: [198.51.100.0/24, "2001:db8::/120"], gateways: [198.51.100.1], exclude: [198.51.100.50], holdFor: 5m}
+- {name: lab, cidrs: [NET.0/24, "V6::/120"], gateways: [NET.1], exclude: [NET.50], holdFor: 5m}
 items:
-- {name: db-1, addresses: [198.51.100.20, "2001:db8::20"]}
+- {name: db-1, addresses: [NET.20, "V6::20"]}
 - {name: db-2, pool: lab}
-- {name: web, addresses: [198.51.100.30], mac: "02:00:00:00:00:30"}
-- {name: later, addresses: [198.51.100.40]}
-`
+- {name: web, addresses: [NET.30], mac: "02:00:00:00:00:30"}
+- {name: later, addresses: [NET.40]}
+`)
 	out := w.ok(plan, "reserve", "-f", "-")
-	if !strings.Contains(out, "later reserved 198.51.100.40 (the virtual machine does not exist yet)") || !strings.Contains(out, "db-1 reserved 198.51.100.20,2001:db8::20") {
+	if !strings.Contains(out, whole("later reserved NET.40 (the virtual machine does not exist yet)")) || !strings.Contains(out, whole("db-1 reserved NET.20,V6::20")) {
 		t.Errorf("reserve -f: %s", out)
 	}
 	first := w.ok("", "list", "-o", "plan")
-	for _, want := range []string{"holdFor: 5m\n", "- 198.51.100.50", "name: later", "mac: \"02:00:00:00:00:30\""} {
+	for _, want := range []string{"holdFor: 5m\n", whole("- NET.50"), "name: later", "mac: \"02:00:00:00:00:30\""} {
 		if !strings.Contains(first, want) {
 			t.Errorf("the plan lacks %q:\n%s", want, first)
 		}
@@ -76,17 +78,17 @@ items:
 	if out := w.ok("", "reserve", "-f", file); strings.Count(out, " unchanged ") != 4 {
 		t.Errorf("once more: %s", out)
 	}
-	if got := w.asks("db-1"); got != "198.51.100.20,2001:db8::20" {
+	if got := w.asks("db-1"); got != whole("NET.20,V6::20") {
 		t.Errorf("db-1 asks for %s", got)
 	}
 	// The machine to come takes its row over, and nobody else gets it meanwhile.
-	_, errOut, code := w.command("", "reserve", "db-1", "--replace", "--ip", "198.51.100.40")
+	_, errOut, code := w.command("", "reserve", "db-1", "--replace", "--ip", whole("NET.40"))
 	if code != 1 || !strings.Contains(errOut, "t"+strings.TrimPrefix(w.namespace, "t")+"/later") {
 		t.Errorf("an address that waits for its machine: %d %s", code, errOut)
 	}
 	w.vm("later")
-	w.ok("", "reserve", "later", "--ip", "198.51.100.40")
-	w.is("later", "198.51.100.40", "198.51.100.40 reserved")
+	w.ok("", "reserve", "later", "--ip", whole("NET.40"))
+	w.is("later", whole("NET.40"), whole("NET.40 reserved"))
 	w.whole()
 }
 
@@ -175,7 +177,8 @@ func TestC19Adoption(t *testing.T) {
 func TestReclaimerCommand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.ok("", "pool", "add", "lab", "--cidr", "198.51.100.0/24", "--gateway", "198.51.100.1")
+	net, _ := w.net()
+	w.ok("", "pool", "add", "lab", "--cidr", net+".0/24", "--gateway", net+".1")
 	w.vm("gone", "kept", "half")
 	for _, name := range []string{"gone", "kept", "half"} {
 		w.ok("", "reserve", name)
@@ -195,7 +198,7 @@ func TestReclaimerCommand(t *testing.T) {
 		out += w.ok("", "reclaimer", "--once", "--grace", "0s")
 		time.Sleep(100 * time.Millisecond)
 	}
-	for _, want := range []string{"/gone released 198.51.100.2 (" + w.namespace + ", interface default)", "/half completed 198.51.100.4"} {
+	for _, want := range []string{"/gone released " + net + ".2 (" + w.namespace + ", interface default)", "/half completed " + net + ".4"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the reclaimer says %q, not %q", out, want)
 		}
@@ -203,8 +206,8 @@ func TestReclaimerCommand(t *testing.T) {
 	if strings.Contains(out, "/kept") {
 		t.Errorf("the reclaimer touched what is in use: %s", out)
 	}
-	w.is("kept", "198.51.100.3", "198.51.100.3 reserved")
-	w.is("half", "198.51.100.4", "198.51.100.4 reserved")
+	w.is("kept", net+".3", net+".3 reserved")
+	w.is("half", net+".4", net+".4 reserved")
 	for _, e := range w.rows() {
 		if strings.HasSuffix(e.Row.VM, "/gone") && e.Row.State != ledger.Held {
 			t.Errorf("the row of a machine that is gone is %s", e.Row.State)

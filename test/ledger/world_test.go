@@ -150,6 +150,16 @@ func (w *world) writer(plan fault.Plan) *writer {
 	return x
 }
 
+// net are the beginnings of an IPv4 /24 and an IPv6 /64 that no other world has: commands that look
+// for claims of others see all of the cluster.
+func (w *world) net() (v4, v6 string) {
+	var n int
+	if _, err := fmt.Sscanf(w.namespace, "t%d", &n); err != nil {
+		w.t.Fatal(err)
+	}
+	return fmt.Sprintf("10.%d.%d", 100+n/256, n%256), fmt.Sprintf("2001:db8:%x", n)
+}
+
 func (w *world) ref(name string) machine.Ref { return machine.Ref{Namespace: w.namespace, Name: name} }
 
 // pool adds a pool; "" stands for 198.51.100.0/24 without its gateway.

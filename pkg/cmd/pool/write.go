@@ -73,6 +73,13 @@ func add(ctx context.Context, env *cli.Env, p ledger.Pool, dry cli.DryRun, out p
 	if err != nil {
 		return err
 	}
+	if err := checkOverlap(ctx, env, c, p); err != nil {
+		have, missing := c.Ledger.Pool(ctx, p.Name)
+		if missing != nil || !same(*have, p) {
+			return err
+		}
+		env.Warn("%v", err) // it was added before what it overlaps
+	}
 	outcome, wanted := v1alpha1.Done, p
 	if dry.Client() {
 		p, err = planAdd(ctx, c, p)
@@ -130,6 +137,9 @@ func Ensure(ctx context.Context, env *cli.Env, c *cli.Clients, planned []v1alpha
 		have, err := c.Ledger.Pool(ctx, p.Name)
 		switch notFound := (*ledger.PoolNotFoundError)(nil); {
 		case errors.As(err, &notFound):
+			if err := checkOverlap(ctx, env, c, want); err != nil {
+				return err
+			}
 			missing = append(missing, want)
 		case err != nil:
 			return err
@@ -256,6 +266,10 @@ func set(ctx context.Context, env *cli.Env, name string, change func(*ledger.Poo
 	outcome := v1alpha1.Unchanged
 	if changed {
 		outcome = v1alpha1.Done
+		// A pool that lies there already is not refused any other change.
+		if err := checkOverlap(ctx, env, c, p); err != nil {
+			env.Warn("%v", err)
+		}
 	}
 	snap, err := c.Ledger.Snapshot(ctx)
 	if err != nil {
