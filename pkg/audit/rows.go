@@ -41,6 +41,7 @@ func orphans(e *estate) ([]Finding, []Skip) {
 		f.Evidence = fmt.Sprintf("%s since %s, no virtualmachine has UID %s any more", row.Row.State, day(row.Row.Since), row.Row.UID)
 		if g := e.byRef[machine.Ref{Namespace: o.Namespace, Name: o.Name}]; g != nil {
 			f.Evidence += fmt.Sprintf(" (%s has UID %s and does not ask for the address)", g.ref, g.VM.UID)
+			e.remedy(&f, "kubectl vmip reclaimer --once") // a release would take the present machine's address too
 		}
 		found = append(found, f)
 	}

@@ -320,3 +320,15 @@ func TestEmptyClusterIsClean(t *testing.T) {
 	w.expect(t)
 	(&world{}).expect(t)
 }
+
+// C48: the UID decides whose a row is, the name is for people. Of two rows of one name that of the
+// machine that exists stays, and a release, which takes all rows of the name, is no remedy.
+func TestC48SameNameOtherUID(t *testing.T) {
+	w := newWorld()
+	w.start(w.reserved("x/y", "198.51.100.151"), "n1", "198.51.100.151")
+	w.row("198.51.100.152", "x/y", "uid-1")
+	w.expect(t, "OrphanReservation x/y 198.51.100.152")
+	if f := w.the(t, audit.OrphanReservation); f.Remedy != "kubectl vmip reclaimer --once" {
+		t.Errorf("remedy %q", f.Remedy)
+	}
+}

@@ -43,6 +43,15 @@ type Claim struct {
 	Gone func(context.Context, Entry) (bool, error)
 	// Preview chooses without writing.
 	Preview bool
+	// Read is what the caller has just read; nil lets the first try read it. It need not be the newest:
+	// whatever it decides is checked against the block, and against the pool that is read after it.
+	Read *Read
+}
+
+// Read is an owner's rows and a pool's specification.
+type Read struct {
+	Rows []Entry
+	Pool Pool
 }
 
 // TakenError is a claim on an address that has a row of somebody else.
@@ -151,12 +160,24 @@ type claiming struct {
 	found map[string][]Entry
 	// seen are the answers of Usable.
 	seen map[netip.Addr]string
-	// tries is how often the claim met another writer.
+	// tries is how often the claim met another writer; quick is set where it only lost the race for a
+	// free address: the owner's rows and the pool need not be read again for another one.
 	tries int
+	quick bool
+	// call is shared by the claims of one call.
+	call *call
 	// own is set once a write over another machine's expired row was forbidden: an admission policy
 	// leaves those to operators.
 	own bool
 	plan
+}
+
+// call is what the claims of one call share.
+type call struct {
+	// pools are those that were read after a block, by block, its fence and the pool's name. As long as
+	// the block has that fence no change of the pool has come to its check of rows, and one that does
+	// meets a conflict.
+	pools map[string]*poolObject
 }
 
 // plan is what a claim decided to do in this round: take a row that the owner has, or put a new
@@ -188,8 +209,9 @@ func (c *claiming) fail(err error) { c.out.Err = err }
 func (s *Store) Claim(ctx context.Context, claims ...Claim) []Claimed {
 	out := make([]Claimed, len(claims))
 	todo := make([]*claiming, len(claims))
+	shared := &call{pools: map[string]*poolObject{}}
 	for i, c := range claims {
-		todo[i] = &claiming{Claim: c, out: &out[i], seen: map[netip.Addr]string{}, found: map[string][]Entry{}}
+		todo[i] = &claiming{Claim: c, call: shared, out: &out[i], seen: map[netip.Addr]string{}, found: map[string][]Entry{}}
 	}
 	for round := 0; len(todo) > 0; round++ {
 		todo = s.claimRound(ctx, todo)
@@ -223,15 +245,21 @@ func (s *Store) claimRound(ctx context.Context, todo []*claiming) (again []*clai
 		if c.out.Err != nil {
 			continue
 		}
-		if pools[c.Pool] == nil {
+		switch {
+		case c.quick && c.tries%rereadEvery != 0:
+		case c.Read != nil && c.tries == 0:
+			c.pool = &poolObject{spec: c.Read.Pool}
+		case pools[c.Pool] == nil:
 			p, err := s.pool(ctx, c.Pool)
 			if err != nil {
 				c.fail(err)
 				continue
 			}
 			pools[c.Pool] = p
+			fallthrough
+		default:
+			c.pool = pools[c.Pool]
 		}
-		c.pool = pools[c.Pool]
 		if err := c.decide(); err != nil {
 			c.fail(err)
 			continue
@@ -257,15 +285,26 @@ func (s *Store) claimRound(ctx context.Context, todo []*claiming) (again []*clai
 	return again
 }
 
+// rereadEvery is after how many races for free addresses everything is read again.
+const rereadEvery = 4
+
 // fewOwners is how many owners are asked for one by one: more are found in one look at all blocks.
 const fewOwners = 4
 
 // readRows lists the rows of all owners.
 func (s *Store) readRows(ctx context.Context, todo []*claiming) {
 	owners := map[string]bool{}
-	for _, c := range todo {
+	todo = slices.DeleteFunc(slices.Clone(todo), func(c *claiming) bool {
+		switch {
+		case c.quick && c.tries%rereadEvery != 0:
+			return true
+		case c.Read != nil && c.tries == 0:
+			c.rows = slices.Clone(c.Read.Rows)
+			return true
+		}
 		owners[c.Owner.Label()] = true
-	}
+		return false
+	})
 	type answer struct {
 		rows []Entry
 		err  error
@@ -479,6 +518,7 @@ func (s *Store) fill(ctx context.Context, items []*claiming) (again []*claiming)
 	var put []*claiming
 	for _, c := range items {
 		if !c.look(b) {
+			c.quick = false
 			again = append(again, c)
 			continue
 		}
@@ -616,6 +656,9 @@ func (s *Store) fillAny(ctx context.Context, items []*claiming) (again []*claimi
 		fail(err)
 		return again
 	}
+	for _, c := range items {
+		c.quick = false // the pool has changed
+	}
 	return append(again, items...)
 }
 
@@ -625,6 +668,7 @@ func (s *Store) choose(ctx context.Context, items []*claiming, space *address.Sp
 	given := map[netip.Addr]bool{}
 	for _, c := range items {
 		if !c.look(b) {
+			c.quick = false
 			changed = append(changed, c)
 			continue
 		}
@@ -667,7 +711,7 @@ func (s *Store) lowest(ctx context.Context, c *claiming, space *address.Space, b
 			free = append(free, a)
 		}
 	}
-	if n := min(len(free), 1<<min(c.tries, 7)); n > 1 {
+	if n := min(len(free), 1<<min(2*c.tries, 8)); n > 1 {
 		from := rand.N(n)
 		free = append(free[from:], free[:from]...)
 	}
@@ -706,12 +750,13 @@ func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic
 		reused = reused || had && !was.Row.Names(c.Owner)
 		if c.take == nil || was.Row.State != Reserved {
 			if _, known := pools[c.Pool]; !known {
-				now[c.Pool], pools[c.Pool] = s.registered(ctx, c.Pool, b.network)
+				now[c.Pool], pools[c.Pool] = s.registered(ctx, c, b)
 			}
 			err := pools[c.Pool]
 			if err == nil {
 				err = now[c.Pool].check(c.at, c.Owner.Namespace, automatic && c.take == nil)
 				if err != nil && (automatic || c.take != nil) {
+					c.quick = false
 					again = append(again, c) // the pool changed while we chose
 					continue
 				}
@@ -736,6 +781,9 @@ func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic
 	if !rows[0].Preview {
 		err := s.saveRows(ctx, b, before, labels, hadData)
 		if errors.Is(err, ErrChanged) || apierrors.IsForbidden(err) && s.lessAtOnce(rows, reused) {
+			for _, c := range rows {
+				c.quick = automatic && c.take == nil
+			}
 			return append(again, rows...)
 		}
 		if err != nil {
@@ -783,8 +831,21 @@ func (s *Store) lessAtOnce(rows []*claiming, reused bool) bool {
 	return less
 }
 
-// registered reads a pool together with its entry in the network's registry.
-func (s *Store) registered(ctx context.Context, name, network string) (*poolObject, error) {
+// registered reads the pool of a claim together with its entry in the network's registry, after the
+// block was read.
+func (s *Store) registered(ctx context.Context, c *claiming, b *block) (*poolObject, error) {
+	key := b.cm.Name + " " + b.cm.Annotations[AnnotationFence] + " " + c.Pool
+	if known := c.call.pools[key]; known != nil && c.quick && c.tries%rereadEvery != 0 {
+		return known, nil
+	}
+	pool, err := s.registeredNow(ctx, c.Pool, b.network)
+	if err == nil {
+		c.call.pools[key] = pool
+	}
+	return pool, err
+}
+
+func (s *Store) registeredNow(ctx context.Context, name, network string) (*poolObject, error) {
 	pool, err := s.pool(ctx, name)
 	if err != nil {
 		return nil, err

@@ -198,7 +198,7 @@ func (in *intent) chooseFamilies() error {
 func (s *Service) claim(in *intent, f address.Family, op string) ledger.Claim {
 	c := ledger.Claim{
 		Owner: in.owner, Pool: in.pool.Name, Family: f, Wanted: in.wanted[f], Named: in.named(f),
-		Adopt: in.req.Adopt, MAC: in.iface.MAC, Op: op, Preview: s.Preview, Gone: s.gone,
+		Adopt: in.req.Adopt, MAC: in.iface.MAC, Op: op, Preview: s.Preview, Gone: s.gone, Read: &ledger.Read{Rows: in.rows, Pool: in.pool},
 		Usable: func(ctx context.Context, a netip.Addr) (string, error) { return s.usable(ctx, in, a) },
 	}
 	// Of two families only the ones that were asked for move.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/pager"
 	kubevirtv1 "kubevirt.io/api/core/v1"
+	snapshotv1 "kubevirt.io/api/snapshot/v1beta1"
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
@@ -115,10 +116,16 @@ func sweepable(e ledger.Entry, vm *kubevirtv1.VirtualMachine, now time.Time, gra
 		return Keep // written before its machine, which may come at any time
 	case vm == nil:
 		return Orphan
-	case vm.UID != r.UID || vm.DeletionTimestamp != nil:
-		return Keep // made again from its manifest: a person decides (audit: RecreatedVM)
+	case vm.DeletionTimestamp != nil:
+		return Keep
 	}
 	said, err := ledger.ReservationsOf(vm.Annotations)
+	if vm.UID != r.UID {
+		if err != nil || said.Names(r.Interface, e.Addr) {
+			return Keep // made again from its manifest: a person decides (audit: RecreatedVM)
+		}
+		return Orphan
+	}
 	if err != nil || said != nil && said.UID == vm.UID && said.Names(r.Interface, e.Addr) {
 		return Keep
 	}
@@ -157,26 +164,50 @@ func (s *Service) sweep(ctx context.Context, e ledger.Entry, todo Todo, o SweepO
 }
 
 // provenGone says whether a row's machine is gone for sure: a NotFound that names it while listing
-// machines works, and neither an instance nor a pod of that name. A look that fails proves nothing.
+// machines works, or another machine under its name; and neither an instance nor a pod of that
+// name has the address, and nothing brings the machine back. A look that fails proves nothing.
 func (s *Service) provenGone(ctx context.Context, e ledger.Entry) (bool, error) {
 	ref := refOf(e)
-	_, err := s.getVM(ctx, ref)
+	vm, err := s.getVM(ctx, ref)
 	var status apierrors.APIStatus
 	switch {
+	case err == nil && vm.UID == e.Row.UID:
+		return false, nil // restored meanwhile
 	case err == nil:
-		return false, nil // made again meanwhile
+		if said, err := ledger.ReservationsOf(vm.Annotations); err != nil || said.Names(e.Row.Interface, e.Addr) {
+			return false, nil // a person decides
+		}
 	case !apierrors.IsNotFound(err) || !errors.As(err, &status):
 		return false, err
+	default:
+		if d := status.Status().Details; d == nil || d.Name != ref.Name || !strings.HasPrefix(d.Kind, "virtualmachine") {
+			return false, fmt.Errorf("%s: %w: the answer does not name it, so that it proves nothing", object(ref), err)
+		}
+		vmi, err := s.getVMI(ctx, ref)
+		if err != nil || vmi != nil {
+			return false, err
+		}
 	}
-	if d := status.Status().Details; d == nil || d.Name != ref.Name || !strings.HasPrefix(d.Kind, "virtualmachine") {
-		return false, fmt.Errorf("%s: %w: the answer does not name it, so that it proves nothing", object(ref), err)
-	}
-	vmi, err := s.getVMI(ctx, ref)
-	if err != nil || vmi != nil {
+	restoring, err := s.restoring(ctx, ref)
+	if err != nil || restoring {
 		return false, err
 	}
 	why, err := s.look(ctx, ref, e.Row.Interface, e.Addr, true)
 	return why == "", err
+}
+
+// restoring says whether a VirtualMachineRestore (snapshot.kubevirt.io) is bringing the machine back.
+func (s *Service) restoring(ctx context.Context, ref machine.Ref) (bool, error) {
+	list, err := s.KubeVirt.SnapshotV1beta1().VirtualMachineRestores(ref.Namespace).List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil // a KubeVirt without snapshots restores nothing
+	}
+	if err != nil {
+		return false, fmt.Errorf("virtualmachinerestores of namespace %s: %w", ref.Namespace, err)
+	}
+	return slices.ContainsFunc(list.Items, func(r snapshotv1.VirtualMachineRestore) bool {
+		return r.Spec.Target.Name == ref.Name && (r.Status == nil || r.Status.Complete == nil || !*r.Status.Complete)
+	}), nil
 }
 
 func (s *Service) listVMs(ctx context.Context) (map[machine.Ref]*kubevirtv1.VirtualMachine, error) {

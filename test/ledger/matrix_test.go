@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -108,6 +109,61 @@ var commands = []command{
 			}
 		}
 	}},
+	{"pool set", reserved, func(w *world, x *writer) error {
+		p, err := x.Ledger.Pool(w.t.Context(), "lab")
+		if err != nil {
+			return err
+		}
+		p.Exclude = []string{"198.51.100.30"}
+		return first(x.Ledger.SetPool(w.t.Context(), *p))
+	}, func(w *world) {
+		if err := first(w.reserve(w.boss, "web", "198.51.100.30")); err == nil || !strings.Contains(err.Error(), "excluded") {
+			w.t.Errorf("the excluded address: %v", err)
+		}
+	}},
+	{"pool remove", nil, func(w *world, x *writer) error {
+		err := x.Ledger.RemovePool(w.t.Context(), "lab")
+		if errors.As(err, new(*ledger.PoolNotFoundError)) {
+			return nil // the one before it did
+		}
+		return err
+	}, func(w *world) {
+		if left := w.objects(ledger.KindPool); len(left) > 0 {
+			w.t.Errorf("the pool is there: %v", left)
+		}
+	}},
+	{"pool add", nil, func(w *world, x *writer) error {
+		ns, err := x.core.CoreV1().Namespaces().Get(w.t.Context(), "kube-system", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		_, err = x.Ledger.AddPool(w.t.Context(), ledger.Pool{Name: "more", CIDRs: []string{"203.0.113.0/24"}}, ns.UID)
+		if errors.As(err, new(*ledger.PoolExistsError)) {
+			return nil
+		}
+		return err
+	}, func(w *world) {
+		if err := first(w.ask(w.boss, reservation.Request{VM: w.ref("web"), Pool: "more"})); err != nil {
+			w.t.Errorf("from the new pool: %v", err)
+		}
+	}},
+	{"scan", func(w *world) error {
+		_, err := w.boss.Ledger.Record(w.t.Context(), []ledger.ForeignClaim{{Network: "default", Addr: netip.MustParseAddr("198.51.100.40"), By: "node n9", Reason: "gone"}})
+		return err
+	}, func(w *world, x *writer) error {
+		var gone []ledger.Entry
+		for _, e := range w.rows() {
+			if e.Addr.String() == "198.51.100.40" {
+				gone = append(gone, e)
+			}
+		}
+		_, err := x.Ledger.Record(w.t.Context(), []ledger.ForeignClaim{{Network: "default", Addr: netip.MustParseAddr("198.51.100.41"), By: "node n1", Reason: "an address of the node"}})
+		return errors.Join(err, first(x.Ledger.Forget(w.t.Context(), gone)))
+	}, func(w *world) {
+		if got := fmt.Sprint(w.foreign()); got != "[198.51.100.41 node n1]" {
+			w.t.Errorf("claims of others: %s", got)
+		}
+	}},
 	{"sweep", func(w *world) error {
 		dead := w.writer(fault.On(fault.Action{Kill: true}, "PATCH", "virtualmachines"))
 		if err := first(w.reserve(dead, "db-1", "198.51.100.20")); err == nil {
@@ -182,7 +238,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 					}
 					tried += 2
 				}
-				if everything && n < 5 {
+				if everything && n < 3 {
 					t.Errorf("%s made %d calls: the faults never met it", c.name, n)
 				}
 				points <- tried
@@ -230,6 +286,9 @@ func (c command) killed(t *testing.T, n int, after bool) bool {
 	}
 	c.done(w)
 	w.whole()
+	if found := w.findings(); len(found) > 0 {
+		t.Errorf("%s killed %s, then run again: audit finds %q", c.name, where, found)
+	}
 	if t.Failed() {
 		t.Fatalf("%s killed %s", c.name, where)
 	}
@@ -275,7 +334,7 @@ func TestStalledAtEveryCall(t *testing.T) {
 	t.Parallel()
 	for _, c := range commands {
 		switch c.name {
-		case "plan", "sweep", "ahead of the machine", "reserve, both families":
+		case "plan", "sweep", "ahead of the machine", "reserve, both families", "pool set", "pool remove", "pool add", "scan":
 			continue // of many machines, or of none that the others touch
 		}
 		for _, o := range others {
@@ -313,6 +372,7 @@ func sampled(a, b string, n int, of uint32) bool {
 func (c command) stalled(t *testing.T, n int, name string, other func(*world) error) bool {
 	t.Helper()
 	w := c.prepared(t)
+	w.detected = detect
 	wake, reached := make(chan struct{}), make(chan struct{})
 	x := w.writer(func(call fault.Call) fault.Action {
 		if call.N != n {

@@ -30,6 +30,7 @@ import (
 	kubevirtv1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/client-go/kubevirt"
 
+	"github.com/kubectl-vmip/kubectl-vmip/pkg/audit"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/machine"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/profile"
@@ -88,6 +89,8 @@ type writer struct {
 
 // world is one test's own namespace with a ledger of its own, so that tests can run side by side.
 type world struct {
+	// detected are the network plugins, where detecting them is no part of the test.
+	detected  func() (*profile.Cluster, error)
 	t         testing.TB
 	namespace string
 	ledger    string
@@ -139,6 +142,9 @@ func (w *world) writer(plan fault.Plan) *writer {
 		Ledger:   &ledger.Store{ConfigMaps: core.CoreV1().ConfigMaps(w.ledger), Namespace: w.ledger, Clock: w.clock, FieldManager: ledger.FieldManager},
 		KubeVirt: x.virt, Core: core, Dynamic: dyn, FieldManager: ledger.FieldManager,
 		Profiles: func(ctx context.Context) (*profile.Cluster, error) {
+			if w.detected != nil {
+				return w.detected()
+			}
 			return profile.Detect(ctx, profile.Reader{Core: core, Dynamic: dyn})
 		},
 		Warn: func(format string, args ...any) {
@@ -171,7 +177,11 @@ func (w *world) pool(p ledger.Pool) {
 	if p.CIDRs == nil {
 		p.CIDRs, p.Gateways = []string{"198.51.100.0/24"}, []string{"198.51.100.1"}
 	}
-	if _, err := w.boss.Ledger.AddPool(w.t.Context(), p, ""); err != nil {
+	ns, err := w.boss.core.CoreV1().Namespaces().Get(w.t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := w.boss.Ledger.AddPool(w.t.Context(), p, ns.UID); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -187,6 +197,12 @@ func (w *world) vm(names ...string) {
 }
 
 func (w *world) create(name string, template map[string]string) error {
+	_, err := w.boss.virt.KubevirtV1().VirtualMachines(w.namespace).Create(w.t.Context(), w.machine(name, template), metav1.CreateOptions{})
+	return err
+}
+
+// machine is a halted one, with bridge on the pod network.
+func (w *world) machine(name string, template map[string]string) *kubevirtv1.VirtualMachine {
 	halted, grace := kubevirtv1.RunStrategyHalted, int64(1)
 	vm := &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.namespace}}
 	vm.Spec.RunStrategy = &halted
@@ -198,8 +214,7 @@ func (w *world) create(name string, template map[string]string) error {
 	spec.Domain.Devices.Interfaces = []kubevirtv1.Interface{*kubevirtv1.DefaultBridgeNetworkInterface()}
 	spec.Domain.Memory = &kubevirtv1.Memory{}
 	spec.Domain.Resources.Requests = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi")}
-	_, err := w.boss.virt.KubevirtV1().VirtualMachines(w.namespace).Create(w.t.Context(), vm, metav1.CreateOptions{})
-	return err
+	return vm
 }
 
 // recreate deletes a machine and makes it again; its template is kept, as a manifest that was
@@ -377,6 +392,38 @@ func (w *world) unsound() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// detect finds the network plugins of the cluster once for all.
+var detect = sync.OnceValues(func() (*profile.Cluster, error) {
+	core, err := kubernetes.NewForConfig(cluster.Config)
+	if err != nil {
+		return nil, err
+	}
+	dyn, err := dynamic.NewForConfig(cluster.Config)
+	if err != nil {
+		return nil, err
+	}
+	return profile.Detect(context.Background(), profile.Reader{Core: core, Dynamic: dyn})
+})
+
+// findings is what an audit of this world alone finds.
+func (w *world) findings() (list []string) {
+	w.t.Helper()
+	c := &audit.Cluster{Core: w.boss.core, KubeVirt: w.boss.virt, Ledger: w.boss.Ledger, Clock: w.clock, Profiles: func(context.Context) (*profile.Cluster, error) { return detect() }}
+	s, err := c.Load(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	// Other worlds have the same addresses and ledgers of their own.
+	s.OtherLedgers = nil
+	s.VMs = slices.DeleteFunc(s.VMs, func(o kubevirtv1.VirtualMachine) bool { return o.Namespace != w.namespace })
+	s.VMIs = slices.DeleteFunc(s.VMIs, func(o kubevirtv1.VirtualMachineInstance) bool { return o.Namespace != w.namespace })
+	s.Pods = slices.DeleteFunc(s.Pods, func(o corev1.Pod) bool { return o.Namespace != w.namespace })
+	for _, f := range audit.Run(s, audit.Options{Grace: time.Nanosecond}).Findings {
+		list = append(list, fmt.Sprintf("%s %s %s: %s", f.Code, f.Subject, f.Addr, f.Evidence))
+	}
+	return list
 }
 
 // whole checks, beside sound, that nothing is half done: every reserved row is named by its
