@@ -87,7 +87,8 @@ type writer struct {
 	warns []string
 }
 
-// world is one test's own namespace with a ledger of its own, so that tests can run side by side.
+// world is one test's own namespace with a ledger of its own, so that tests can run side by side. They
+// are one namespace: thousands of them are made.
 type world struct {
 	// detected are the network plugins, where detecting them is no part of the test.
 	detected  func() (*profile.Cluster, error)
@@ -104,12 +105,10 @@ var worlds atomic.Int32
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	n := worlds.Add(1)
-	w := &world{t: t, namespace: fmt.Sprintf("t%d", n), ledger: fmt.Sprintf("t%d-ledger", n), clock: &clock{}}
+	w := &world{t: t, namespace: fmt.Sprintf("t%d", n), ledger: fmt.Sprintf("t%d", n), clock: &clock{}}
 	w.boss = w.writer(nil)
-	for _, ns := range []string{w.namespace, w.ledger} {
-		if _, err := w.boss.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := w.boss.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
 	}
 	return w
 }
