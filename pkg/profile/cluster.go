@@ -43,7 +43,7 @@ type Cluster struct {
 // Batch returns the cluster for the reads of many machines: a resource of which one object is asked
 // for is listed once, and what the lists say stays as it was then.
 func (c *Cluster) Batch() *Cluster {
-	b := &Cluster{reader: c.reader, groups: c.groups, calico: c.calico, kubeOVN: c.kubeOVN, spiderpool: c.spiderpool, others: c.others, unseen: c.unseen}
+	b := &Cluster{reader: c.reader, groups: c.groups, calico: c.calico, kubeOVN: c.kubeOVN, spiderpool: c.spiderpool, others: c.others, unseen: c.unseen, attachments: map[string]attachmentResult{}}
 	b.reader.listed = &listed{resources: map[schema.GroupVersionResource]func() (map[string]*unstructured.Unstructured, error){}}
 	return b
 }

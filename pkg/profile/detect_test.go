@@ -2,6 +2,7 @@ package profile
 
 import (
 	"context"
+	"fmt"
 	"errors"
 	"strings"
 	"testing"
@@ -310,6 +311,24 @@ func TestForReportsAMissingAttachment(t *testing.T) {
 	_, err := c.For(context.Background(), secondary("lan", "tenant-a/gone"))
 	if err == nil || !strings.Contains(err.Error(), "interface lan: networkattachmentdefinition tenant-a/gone does not exist") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// What is read for many machines at once is what one read says, attachments too.
+func TestBatch(t *testing.T) {
+	for file, attached := range map[string]string{"kube-ovn.yaml": "", "calico-3.27.yaml": "", "spiderpool.yaml": "tenant-a/ovs"} {
+		c := load(t, file).detect(t)
+		batch := c.Batch()
+		for _, i := range []machine.Interface{podNet, secondary("lan", attached), secondary("lan", "tenant-a/gone")} {
+			if i.Attachment == "" && !i.Pod {
+				continue
+			}
+			one, oneErr := c.For(context.Background(), i)
+			many, manyErr := batch.For(context.Background(), i)
+			if fmt.Sprint(oneErr) != fmt.Sprint(manyErr) || oneErr == nil && (one.Name() != many.Name() || answers(one.Capabilities(i)) != answers(many.Capabilities(i))) {
+				t.Errorf("%s, %s: %v %v; in a batch %v %v", file, i.Name, one, oneErr, many, manyErr)
+			}
+		}
 	}
 }
 

@@ -119,7 +119,7 @@ func (s *Service) readMachine(ctx context.Context, in *intent) (err error) {
 	}
 	said, err := ledger.ReservationsOf(vm.Annotations)
 	if err != nil {
-		return refuse(req.VM, "MalformedAnnotation", "%w: remove the annotation, then reserve again", err)
+		return malformed(req.VM, err)
 	}
 	// An annotation that a clone or a restore has copied does not count.
 	if said != nil && said.UID == vm.UID {
@@ -137,6 +137,11 @@ func (s *Service) readMachine(ctx context.Context, in *intent) (err error) {
 	}
 	in.owner = ledger.Owner{Namespace: vm.Namespace, Name: vm.Name, UID: vm.UID, Interface: in.iface.Name}
 	return nil
+}
+
+// malformed refuses a machine whose own annotation can't be read.
+func malformed(ref machine.Ref, err error) error {
+	return refuse(ref, "MalformedAnnotation", "%w: remove it with: kubectl annotate vm %s -n %s %s-, then reserve again", err, ref.Name, ref.Namespace, ledger.AnnotationReservations)
 }
 
 // readLedger finds the owner's rows. Those that an earlier replacement or release has left behind
@@ -349,6 +354,9 @@ func (s *Service) preflight(ctx context.Context, in *intent) error {
 	if err := in.follow(records); err != nil {
 		return err
 	}
+	if err := s.followTemplate(ctx, in); err != nil {
+		return err
+	}
 	view := &machine.View{VM: in.vm, VMI: in.vmi}
 	facts := preflight.NewInterface(view, in.iface, in.profile)
 	facts.Families, facts.Records, facts.RecordsErr = len(in.families), records, readErr
@@ -443,6 +451,51 @@ func (in *intent) follow(records []profile.Record) error {
 		}
 	}
 	return nil
+}
+
+// followTemplate lets an automatic choice take what the template asks for already: another address
+// would move the machine at its next start, and nobody has asked for that. What a reservation of the
+// machine has written, or one that a clone was copied with, asks for nothing by itself, and neither does
+// an address that is another machine's.
+func (s *Service) followTemplate(ctx context.Context, in *intent) error {
+	annotations := in.vm.Spec.Template.ObjectMeta.Annotations
+	if said, err := ledger.ReservationsOf(in.vm.Annotations); err != nil || in.req.Replace || said != nil && carriesAny(annotations, said.Interfaces[in.iface.Name].Annotations) {
+		return nil // readMachine has refused what can't be read
+	}
+	asked, err := in.profile.Claims(annotations, in.iface)
+	if err != nil {
+		return nil // the rules that follow refuse it
+	}
+	for _, a := range asked {
+		f := address.FamilyOf(a)
+		own := slices.ContainsFunc(in.rows, func(e ledger.Entry) bool { return e.Family() == f && e.Row.State != ledger.Leaving })
+		if own || in.wanted[f].IsValid() || !slices.Contains(in.families, f) {
+			continue
+		}
+		if !in.pool.Contains(a) {
+			return refuse(in.ref, "TemplateAsks", "its template asks for %s already, which is not of pool %s: name a pool that has it, or choose its new address with --ip", a, in.pool.Name)
+		}
+		e, taken, err := s.Ledger.Row(ctx, in.pool.Network, a)
+		if err != nil {
+			return fmt.Errorf("%s: %w", object(in.ref), err)
+		}
+		if taken && e.Err == nil && e.Row.VM != in.owner.VM() && e.Row.State != ledger.Held {
+			s.warn("%s: its template asks for %s, which is %s by %s: it gets another address", object(in.ref), a, e.Row.State, e.Row.VM)
+			continue
+		}
+		in.wanted[f] = a
+	}
+	return nil
+}
+
+// carriesAny says whether one of the annotations is there as it was written.
+func carriesAny(have, written map[string]string) bool {
+	for k, v := range written {
+		if have[k] == v {
+			return true
+		}
+	}
+	return false
 }
 
 // within tells the profile the pool's subnets and gateways.

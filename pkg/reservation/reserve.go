@@ -379,7 +379,7 @@ func (s *Service) patchVM(ctx context.Context, in *intent, rows []ledger.Entry, 
 		}
 		said, err := ledger.ReservationsOf(vm.Annotations)
 		if err != nil {
-			return refuse(in.ref, "MalformedAnnotation", "%w: remove the annotation, then reserve again", err)
+			return malformed(in.ref, err)
 		}
 		if said == nil || said.UID != vm.UID {
 			said = &ledger.Reservations{Ledger: s.Ledger.Namespace, UID: vm.UID}

@@ -117,7 +117,7 @@ func run(ctx context.Context, env *cli.Env, targets *cli.Targets, out printer.Fl
 		env.Warn("%s", d)
 	}
 	index := machine.NewIndex(all.vms, all.vmis, all.pods, nil)
-	show, err := selection(ctx, c, targets)
+	show, said, err := selection(ctx, c, targets)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func run(ctx context.Context, env *cli.Env, targets *cli.Targets, out printer.Fl
 		out.Output = printer.YAML
 		return out.Object(env.Out, planOf(all.ledger, list.Items))
 	}
-	if len(list.Items) == 0 && !out.Structured() {
+	if len(list.Items) == 0 && !out.Structured() && !said {
 		env.NothingFound("reservations", namespace, targets.AllNamespaces)
 	}
 	return printer.List[v1alpha1.Reservation]{
@@ -182,13 +182,14 @@ func planOf(snap *ledger.Snapshot, items []v1alpha1.Reservation) *v1alpha1.Reser
 	return p
 }
 
-// selection says which machines the command line asks for.
-func selection(ctx context.Context, c *cli.Clients, targets *cli.Targets) (func(machine.Ref) bool, error) {
+// selection says which machines the command line asks for. said is set where that is none, which the
+// user has been told.
+func selection(ctx context.Context, c *cli.Clients, targets *cli.Targets) (show func(machine.Ref) bool, said bool, err error) {
 	if !targets.Named() && targets.Selector == "" {
-		return func(machine.Ref) bool { return true }, nil
+		return func(machine.Ref) bool { return true }, false, nil
 	}
 	refs, err := targets.Resolve(ctx, c)
-	return func(r machine.Ref) bool { return slices.Contains(refs, r) }, err
+	return func(r machine.Ref) bool { return slices.Contains(refs, r) }, len(refs) == 0, err
 }
 
 func item(snap *ledger.Snapshot, index *machine.Index, e ledger.Entry, ref machine.Ref, now time.Time) v1alpha1.Reservation {

@@ -83,7 +83,12 @@ func checkOverlap(ctx context.Context, env *cli.Env, c *cli.Clients, p ledger.Po
 		return err
 	}
 	var all []taken
-	pools, err := c.Dynamic.Resource(metalLB).List(ctx, metav1.ListOptions{})
+	pools := &unstructured.UnstructuredList{}
+	// Discovery is open to everybody: where the group is not served nobody has to be allowed to list it.
+	_, err = c.Core.Discovery().ServerResourcesForGroupVersion(metalLB.GroupVersion().String())
+	if err == nil {
+		pools, err = c.Dynamic.Resource(metalLB).List(ctx, metav1.ListOptions{})
+	}
 	switch {
 	case err == nil:
 		for i := range pools.Items {
