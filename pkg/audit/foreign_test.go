@@ -14,7 +14,9 @@ import (
 )
 
 func foreign(by, reason string) func(*ledger.Entry) {
-	return func(e *ledger.Entry) { e.Row = ledger.Row{VM: by, State: ledger.Foreign, Reason: reason, Since: long.Time} }
+	return func(e *ledger.Entry) {
+		e.Row = ledger.Row{VM: by, State: ledger.Foreign, Reason: reason, Since: long.Time}
+	}
 }
 
 func TestClaimsOfOthers(t *testing.T) {

@@ -172,6 +172,20 @@ func RecordWins(f *Facts) []Verdict {
 	})
 }
 
+// CodeAddressNotServed is of an address that the network does not have, or no longer has.
+const CodeAddressNotServed = "AddressNotServed"
+
+// AddressNotServed refuses to stop a machine that would not start again: the network plugin can't
+// give it the address that is reserved for it, because no subnet or IP pool of the plugin has it.
+func AddressNotServed(f *Facts) []Verdict {
+	return f.each(func(i Interface) []Verdict {
+		if i.RenderErr == nil {
+			return nil
+		}
+		return []Verdict{f.about(i, Refuse, CodeAddressNotServed, f.command("reserve")+" --replace --ip ADDRESS", "the machine would not start again with its address: %v", i.RenderErr)}
+	})
+}
+
 // hasFamily says whether an address of a's family is among those that are wanted.
 func hasFamily(want []netip.Addr, a netip.Addr) bool {
 	return slices.ContainsFunc(want, func(w netip.Addr) bool { return address.FamilyOf(w) == address.FamilyOf(a) })

@@ -72,6 +72,8 @@ type Interface struct {
 	RecordsErr error
 	// Uses are others that have a wanted or reserved address.
 	Uses []Use
+	// RenderErr is why the plugin can't be asked for the reserved addresses.
+	RenderErr error
 }
 
 // Use is an address in somebody else's hands.
@@ -159,7 +161,7 @@ func Reserve(f Facts) []Verdict {
 // addresses afterwards.
 func Restart(f Facts) []Verdict {
 	return run(&f, NotStarted, RunStrategy, StateChange, MigrationInFlight, NodeUnreachable,
-		TemplateMissing, StickyOverRestart, SharedKeys, RecordWins, InUse, PausedGuest, MACNotPinned)
+		TemplateMissing, AddressNotServed, StickyOverRestart, SharedKeys, RecordWins, InUse, PausedGuest, MACNotPinned)
 }
 
 // Migrate says whether the machine may be live-migrated with its addresses. It looks at the running

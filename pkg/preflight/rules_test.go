@@ -89,6 +89,10 @@ func TestNetworkRules(t *testing.T) {
 		"a reservation that can":                   {rule: MigrationLater},
 		"the record has another address":           {rule: RecordWins, change: held(true, "198.51.100.77"), want: []string{"CNIRecordConflict Refuse"}, says: []string{"ipamhandle/x holds 198.51.100.77", "would ask for 198.51.100.20", "--ip 198.51.100.77", "calicoctl ipam release"}},
 		"the record has another, nothing is asked": {rule: RecordWins, change: func(f *Facts) { held(true, "198.51.100.77")(f); iface(f).Want, iface(f).Rows = nil, nil }, want: []string{"CNIRecordConflict Refuse"}},
+		"the plugin has the reserved address":      {rule: AddressNotServed},
+		"the plugin does not have it": {rule: AddressNotServed, change: func(f *Facts) {
+			iface(f).RenderErr = errors.New("address 198.51.100.20 is in no subnet of Kube-OVN")
+		}, want: []string{"AddressNotServed Refuse"}, says: []string{"would not start again", "in no subnet of Kube-OVN", "--replace --ip ADDRESS"}},
 		"the record has the row's address": {rule: RecordWins, change: func(f *Facts) {
 			held(true, "198.51.100.20")(f)
 			iface(f).Want = nil

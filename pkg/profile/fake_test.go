@@ -37,6 +37,7 @@ var listKinds = map[schema.GroupVersionResource]string{
 	spiderIPPools:   "SpiderIPPoolList",
 	spiderEndpoints: "SpiderEndpointList",
 	kubeOVNIPs:      "IPList",
+	kubeOVNSubnets:  "SubnetList",
 	attachmentGVR:   "NetworkAttachmentDefinitionList",
 }
 

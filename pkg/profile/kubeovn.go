@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -122,6 +123,9 @@ func (p *kubeOVN) Render(vm machine.Ref, i machine.Interface, addrs []netip.Addr
 	if err != nil {
 		return Rendering{}, err
 	}
+	if err := p.served(vm, i, addrs); err != nil {
+		return Rendering{}, err
+	}
 	ip, mac := p.keys(i)
 	// No spaces: the controller splits at commas and does not trim (pkg/controller/pod.go).
 	r := Rendering{Annotations: map[string]string{ip: address.Join(addrs)}}
@@ -130,6 +134,37 @@ func (p *kubeOVN) Render(vm machine.Ref, i machine.Interface, addrs []netip.Addr
 		r.Annotations[mac] = i.MAC
 	}
 	return r, nil
+}
+
+// served refuses an address that no subnet of the interface's network has: the pod that asks for it
+// would not start ("no address allocated", AcquireStaticAddress in pkg/ipam/ipam.go). Where the subnets
+// can't be read nothing is known.
+func (p *kubeOVN) served(vm machine.Ref, i machine.Interface, addrs []netip.Addr) error {
+	if p.subnets.failed() != nil || len(p.subnets.value) == 0 { // Kube-OVN always has its default one
+		return nil
+	}
+	provider := p.providerOf(i)
+	if provider == "" {
+		provider = "ovn"
+	}
+	var have []string
+	var of []kubeOVNSubnet
+	for _, s := range p.subnets.value {
+		if s.provider == provider {
+			of, have = append(of, s), append(have, s.String())
+		}
+	}
+	if len(have) == 0 {
+		have = []string{"there is none"}
+	}
+	for _, a := range addrs {
+		if !slices.ContainsFunc(of, func(s kubeOVNSubnet) bool {
+			return slices.ContainsFunc(s.cidrs, func(c netip.Prefix) bool { return c.Contains(a) })
+		}) {
+			return fmt.Errorf("virtualmachine %s interface %s: address %s is in no subnet of Kube-OVN for that network (%s): choose one that is, or add a subnet", vm, i.Name, a, strings.Join(have, "; "))
+		}
+	}
+	return nil
 }
 
 func (p *kubeOVN) Claims(annotations map[string]string, i machine.Interface) ([]netip.Addr, error) {

@@ -3,9 +3,13 @@ package profile
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strconv"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 const kubeOVNGroup = "kubeovn.io"
@@ -22,6 +26,50 @@ type kubeOVNFacts struct {
 	keepVMIPDefault bool
 	// secondaryOnly is set where Kube-OVN leaves the pod network to another plugin.
 	secondaryOnly bool
+	// subnets are all of its subnets.
+	subnets setting[[]kubeOVNSubnet]
+}
+
+// kubeOVNSubnet is a Subnet (kubeovn.io/v1).
+type kubeOVNSubnet struct {
+	name, provider string
+	cidrs          []netip.Prefix
+}
+
+func (s kubeOVNSubnet) String() string {
+	var cidrs []string
+	for _, c := range s.cidrs {
+		cidrs = append(cidrs, c.String())
+	}
+	return s.name + " " + strings.Join(cidrs, ",")
+}
+
+var kubeOVNSubnets = schema.GroupVersionResource{Group: kubeOVNGroup, Version: "v1", Resource: "subnets"}
+
+// listSubnets reads the subnets. cidrBlock has one prefix of each family, with a comma between; a
+// subnet without provider is the pod network's, "ovn" (pkg/util/const.go).
+func listSubnets(ctx context.Context, r Reader) setting[[]kubeOVNSubnet] {
+	list, err := r.Dynamic.Resource(kubeOVNSubnets).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return unknown[[]kubeOVNSubnet](unreadable("subnets of Kube-OVN", err))
+	}
+	var all []kubeOVNSubnet
+	for i := range list.Items {
+		o := &list.Items[i]
+		s := kubeOVNSubnet{name: o.GetName()}
+		s.provider, _, _ = unstructured.NestedString(o.Object, "spec", "provider")
+		if s.provider == "" {
+			s.provider = "ovn"
+		}
+		block, _, _ := unstructured.NestedString(o.Object, "spec", "cidrBlock")
+		for _, text := range strings.Split(block, ",") {
+			if c, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
+				s.cidrs = append(s.cidrs, c)
+			}
+		}
+		all = append(all, s)
+	}
+	return known(all)
 }
 
 func (f kubeOVNFacts) unread() []error {
@@ -49,6 +97,7 @@ func detectKubeOVN(ctx context.Context, r Reader, g groups) kubeOVNFacts {
 		f.secondaryOnly, _ = strconv.ParseBool(v)
 	}
 	f.detectKeepVMIP()
+	f.subnets = listSubnets(ctx, r)
 	return f
 }
 

@@ -394,8 +394,8 @@ func (in *intent) renderable() error {
 	var probe []netip.Addr
 	for _, f := range in.families {
 		a := in.wanted[f]
-		if cidr, ok := space.CIDR(f); !a.IsValid() && ok {
-			a = cidr.Addr()
+		if !a.IsValid() {
+			a = anyOf(space, f)
 		}
 		if a.IsValid() {
 			probe = append(probe, a)
@@ -405,6 +405,16 @@ func (in *intent) renderable() error {
 		return &RefusedError{Object: object(in.ref), Code: "NotSupported", Err: err}
 	}
 	return nil
+}
+
+// anyOf is an address that automatic choice may take.
+func anyOf(space *address.Space, f address.Family) netip.Addr {
+	for b := range space.Blocks(f) {
+		for a := range space.InBlock(b) {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 func inBrackets(text string) string {

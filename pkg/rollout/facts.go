@@ -128,6 +128,9 @@ func (pl *Planner) reserved(ctx context.Context, v *machine.View, i machine.Inte
 	if said != nil && said.UID == v.VM.UID {
 		f.Annotations = said.Interfaces[i.Name].Annotations
 	}
+	if addrs := f.Reserved(); len(addrs) > 0 {
+		_, f.RenderErr = prof.Render(ref, i, addrs)
+	}
 	f.Records, f.RecordsErr = prof.Records(ctx, ref, i)
 	f.Uses, err = pl.uses(ctx, v, f, prof)
 	return &f, err

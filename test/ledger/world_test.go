@@ -23,6 +23,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -59,11 +61,37 @@ func run(m *testing.M) int {
 			}
 		}()
 	}
+	if err == nil {
+		err = subnets()
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
+}
+
+// subnets gives Kube-OVN the addresses of the tests' pools: machines can have no others.
+func subnets() error {
+	dyn, err := dynamic.NewForConfig(cluster.Config)
+	if err != nil {
+		return err
+	}
+	for name, block := range map[string]string{"lab": "198.51.100.0/22,2001:db8::/32", "more": "203.0.113.0/24", "worlds": "10.96.0.0/11"} {
+		first, _, _ := strings.Cut(block, ",")
+		gateway := netip.MustParsePrefix(first).Addr().Next().String()
+		if strings.Contains(block, ",") {
+			gateway += ",2001:db8::1"
+		}
+		_, err := dyn.Resource(schema.GroupVersionResource{Group: "kubeovn.io", Version: "v1", Resource: "subnets"}).Create(context.Background(), &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "kubeovn.io/v1", "kind": "Subnet", "metadata": map[string]any{"name": name},
+			"spec": map[string]any{"cidrBlock": block, "gateway": gateway, "provider": "ovn", "vpc": "ovn-cluster", "default": false, "private": false, "natOutgoing": false},
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // annotation is where Kube-OVN reads the pod network's addresses.

@@ -59,7 +59,7 @@ func newSetup(objects ...runtime.Object) *setup {
 	s.env = cli.NewEnv(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &s.out, ErrOut: &s.err})
 	s.env.Connect = func() (*cli.Clients, error) {
 		return &cli.Clients{
-			Core: s.core, KubeVirt: s.kubevirt, Dynamic: dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), Clock: clock{}, Namespace: "tenant-a",
+			Core: s.core, KubeVirt: s.kubevirt, Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{{Group: "kubeovn.io", Version: "v1", Resource: "subnets"}: "SubnetList"}), Clock: clock{}, Namespace: "tenant-a",
 			Ledger: &ledger.Store{ConfigMaps: s.core.CoreV1().ConfigMaps(ledger.DefaultNamespace), Namespace: ledger.DefaultNamespace, Clock: clock{}},
 		}, nil
 	}
