@@ -136,6 +136,8 @@ type Claimed struct {
 	Entry Entry
 	// Fresh is set where the row was not reserved before: whoever gives up later takes it back.
 	Fresh bool
+	// New is set where the address was nobody's, and the owner's neither, before.
+	New bool
 	// Old is the row that the owner moves away from; nil where it moves from none.
 	Old *Entry
 	// Lost are further reserved rows of the owner, of the same family: of commands that died or
@@ -766,7 +768,7 @@ func (s *Store) commit(ctx context.Context, b *block, put []*claiming, automatic
 				continue
 			}
 		}
-		c.out.Fresh = !had || was.Row.State != Reserved
+		c.out.Fresh, c.out.New = !had || was.Row.State != Reserved, c.take == nil
 		row := c.row(s.Clock.Now(), was.Row)
 		if err := b.put(c.at, &row); err != nil {
 			c.fail(err)

@@ -147,15 +147,16 @@ func (p *kubeOVN) served(vm machine.Ref, i machine.Interface, addrs []netip.Addr
 	if provider == "" {
 		provider = "ovn"
 	}
-	var have []string
-	var of []kubeOVNSubnet
-	for _, s := range p.subnets.value {
-		if s.provider == provider {
-			of, have = append(of, s), append(have, s.String())
-		}
+	of := p.subnetsOf(provider)
+	if len(of) == 0 && strings.HasSuffix(provider, ".ovn") {
+		of = p.subnetsOf("ovn") // an attachment without a subnet of its own has the pod network's (getPodAttachmentNet)
+	}
+	have := []string{}
+	for _, s := range of {
+		have = append(have, s.String())
 	}
 	if len(have) == 0 {
-		have = []string{"there is none"}
+		have = append(have, "there is none")
 	}
 	for _, a := range addrs {
 		if !slices.ContainsFunc(of, func(s kubeOVNSubnet) bool {
@@ -165,6 +166,15 @@ func (p *kubeOVN) served(vm machine.Ref, i machine.Interface, addrs []netip.Addr
 		}
 	}
 	return nil
+}
+
+func (p *kubeOVN) subnetsOf(provider string) (list []kubeOVNSubnet) {
+	for _, s := range p.subnets.value {
+		if s.provider == provider {
+			list = append(list, s)
+		}
+	}
+	return list
 }
 
 func (p *kubeOVN) Claims(annotations map[string]string, i machine.Interface) ([]netip.Addr, error) {

@@ -38,6 +38,8 @@ type intent struct {
 	wanted   map[address.Family]netip.Addr
 	// own are the addresses that pods of this very machine were seen to have.
 	own map[netip.Addr]bool
+	// sent is set once the answer to a patch of the VM was lost: it may have been applied.
+	sent bool
 	// looked is set once pods were asked for an address that the machine is to have.
 	looked bool
 	vmi    *kubevirtv1.VirtualMachineInstance

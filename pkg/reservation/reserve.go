@@ -274,7 +274,7 @@ func (s *Service) tidy(ctx context.Context, in *intent, got []ledger.Claimed, op
 			}
 		}
 		for _, e := range c.Lost {
-			errs = append(errs, s.takeLost(ctx, in.ref, e))
+			errs = append(errs, s.takeLost(ctx, in.ref, e, false))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -403,6 +403,7 @@ func (s *Service) patchVM(ctx context.Context, in *intent, rows []ledger.Entry, 
 		case !ledger.Ambiguous(err):
 			return fmt.Errorf("%s: %w", object(in.ref), err)
 		default:
+			in.sent = true
 			lost++
 		}
 		if lost == maxLost || !ledger.Pause(ctx, try) {
@@ -546,7 +547,8 @@ func (s *Service) undo(ctx context.Context, in *intent, got []ledger.Claimed) er
 		if c.Err != nil || !c.Fresh {
 			continue
 		}
-		if err := s.takeLost(ctx, in.ref, c.Entry); err != nil {
+		// An address that no VM was ever told needs no cool-down.
+		if err := s.takeLost(ctx, in.ref, c.Entry, c.New && !in.sent); err != nil {
 			errs = append(errs, fmt.Errorf("taking %s back: %w; run the command again", c.Entry.Addr, err))
 		}
 	}

@@ -60,19 +60,25 @@ func TestC14Concurrency(t *testing.T) {
 	if len(owner) != vms+1 || len(twin) != 1 {
 		t.Errorf("%d VMs have %d addresses, the twin has %v", vms+1, len(owner), twin)
 	}
-	rows := w.rows()
-	if len(rows) != vms+1 {
-		t.Errorf("the ledger has %d rows", len(rows))
-	}
-	for ip, raw := range rows {
+	reserved := 0
+	for ip, raw := range w.rows() {
 		var row struct{ VM, State string }
-		if err := json.Unmarshal([]byte(raw), &row); err != nil || row.State != "reserved" {
+		if err := json.Unmarshal([]byte(raw), &row); err != nil {
+			t.Errorf("row %s: %s: %v", ip, raw, err)
+		}
+		if row.State == "held" && row.VM == w.namespace+"/twin" {
+			continue // one of its commands lost the race: the address cools down
+		}
+		if reserved++; row.State != "reserved" {
 			t.Errorf("row %s: %s", ip, raw)
 		}
 		name := strings.TrimPrefix(row.VM, w.namespace+"/")
 		if got := w.get(name).Spec.Template.ObjectMeta.Annotations["ovn.kubernetes.io/ip_address"]; got != ip {
 			t.Errorf("the ledger has %s for %s, its template %q", ip, name, got)
 		}
+	}
+	if reserved != vms+1 {
+		t.Errorf("the ledger has %d reserved rows, want %d", reserved, vms+1)
 	}
 	if r := w.run("audit"); r.code != 0 {
 		t.Errorf("audit: %s", r)
