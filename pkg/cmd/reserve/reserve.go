@@ -46,6 +46,10 @@ network plugin honours it. The template reaches a running machine at its next st
 the reservation is "restart pending". Where the running pod already has the address, nothing
 needs a restart.
 
+Without --ip it is the address that the machine has reserved, or has just released, or that its template
+asks for already; otherwise the next free one of the pool. An address that no subnet or IP pool of the
+network plugin has is refused: a machine that asks for one does not start.
+
 A plan (-f) has many reservations at once, as YAML, JSON or CSV: 'kubectl vmip list -o plan' writes
 one. Its machines need not exist yet: their addresses wait for them. Contradictions inside a plan
 are found before anything is written; what a first run could not do, a second one completes.
