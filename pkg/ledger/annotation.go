@@ -49,6 +49,59 @@ func (r *Reservations) Encode() (string, error) {
 	return string(raw), err
 }
 
+var (
+	reservationsFields = []string{"ledger", "uid", "interfaces"}
+	reservationFields  = []string{"pool", "network", "addresses", "op", "annotations"}
+)
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (r *Reservations) UnmarshalJSON(raw []byte) error {
+	type plain Reservations // without this method
+	if err := json.Unmarshal(raw, (*plain)(r)); err != nil {
+		return err
+	}
+	var err error
+	r.extra, err = extraOf(raw, reservationsFields)
+	return err
+}
+
+// MarshalJSON implements json.Marshaler.
+func (r Reservations) MarshalJSON() ([]byte, error) {
+	type plain Reservations
+	known, err := json.Marshal(plain(r))
+	if err != nil {
+		return nil, err
+	}
+	return r.extra.with(known)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (r *Reservation) UnmarshalJSON(raw []byte) error {
+	type plain Reservation
+	if err := json.Unmarshal(raw, (*plain)(r)); err != nil {
+		return err
+	}
+	var err error
+	r.extra, err = extraOf(raw, reservationFields)
+	return err
+}
+
+// MarshalJSON implements json.Marshaler.
+func (r Reservation) MarshalJSON() ([]byte, error) {
+	type plain Reservation
+	known, err := json.Marshal(plain(r))
+	if err != nil {
+		return nil, err
+	}
+	return r.extra.with(known)
+}
+
+// Renewed is another reservation of the same interface, with what a newer version has written besides.
+func (r Reservation) Renewed(by Reservation) Reservation {
+	by.extra = r.extra
+	return by
+}
+
 // Addrs are the addresses that the reservation names.
 func (r Reservation) Addrs() (out []netip.Addr) {
 	for _, s := range r.Addresses {

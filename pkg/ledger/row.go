@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,22 +46,46 @@ func parseRow(raw string) (Row, error) {
 	if err := r.valid(); err != nil {
 		return Row{}, err
 	}
-	if err := json.Unmarshal([]byte(raw), &r.extra); err != nil {
+	var err error
+	if r.extra, err = extraOf([]byte(raw), wireFields); err != nil {
 		return Row{}, err
 	}
-	for _, f := range wireFields {
-		delete(r.extra, f)
+	return r, nil
+}
+
+// extraOf are the fields that an object has besides the known ones. encoding/json takes "State" for
+// "state": kept as an unknown field it would stand behind the one that is written next, and win over it.
+func extraOf(raw []byte, known []string) (extra, error) {
+	var all extra
+	if err := json.Unmarshal(raw, &all); err != nil {
+		return nil, err
 	}
-	// encoding/json takes "State" for "state". Kept as an unknown field it would stand behind the
-	// field that the next transition writes, and win over it.
-	for name := range r.extra {
-		for _, f := range wireFields {
+	for _, f := range known {
+		delete(all, f)
+	}
+	for name := range all {
+		for _, f := range known {
 			if strings.EqualFold(name, f) {
-				return Row{}, fmt.Errorf("field %q must be written %q", name, f)
+				return nil, fmt.Errorf("field %q must be written %q", name, f)
 			}
 		}
 	}
-	return r, nil
+	if len(all) == 0 {
+		return nil, nil
+	}
+	return all, nil
+}
+
+// with writes an object with its unknown fields last and in a stable order.
+func (x extra) with(known []byte) ([]byte, error) {
+	if len(x) == 0 {
+		return known, nil
+	}
+	extra, err := json.Marshal(map[string]json.RawMessage(x))
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(known[:len(known)-1], []byte(","), extra[1:]), nil
 }
 
 // wireTime is a time as a row has it: in UTC and whole seconds.
@@ -110,14 +135,11 @@ func (r Row) encode() (string, error) {
 		return "", fmt.Errorf("row of %s: %w", r.VM, err)
 	}
 	known, err := json.Marshal(w)
-	if err != nil || len(r.extra) == 0 {
-		return string(known), err
-	}
-	extra, err := json.Marshal(r.extra)
 	if err != nil {
 		return "", err
 	}
-	return strings.TrimSuffix(string(known), "}") + "," + strings.TrimPrefix(string(extra), "{"), nil
+	line, err := r.extra.with(known)
+	return string(line), err
 }
 
 // same says whether a row is still the one that was read: a transition is only from the UID, op

@@ -36,6 +36,26 @@ func TestReservationsOf(t *testing.T) {
 	}
 }
 
+// What a newer version has written into a VM's annotation is there after a rewrite.
+func TestReservationsKeepUnknownFields(t *testing.T) {
+	const raw = `{"ledger":"a","uid":"u-1","interfaces":{"default":{"pool":"lab","network":"n","addresses":["198.51.100.20"],"op":"1","later":{"x":[1]}}},"also":"y"}`
+	said, err := ReservationsOf(map[string]string{AnnotationReservations: raw})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := said.Encode(); err != nil || text != raw {
+		t.Errorf("rewritten as %s, %v", text, err)
+	}
+	said.Interfaces["default"] = said.Interfaces["default"].Renewed(Reservation{Pool: "other", Network: "n", Addresses: []string{"198.51.100.21"}, Op: "2"})
+	want := `{"ledger":"a","uid":"u-1","interfaces":{"default":{"pool":"other","network":"n","addresses":["198.51.100.21"],"op":"2","later":{"x":[1]}}},"also":"y"}`
+	if text, err := said.Encode(); err != nil || text != want {
+		t.Errorf("renewed as %s, %v", text, err)
+	}
+	if _, err := ReservationsOf(map[string]string{AnnotationReservations: `{"ledger":"a","UID":"u"}`}); err == nil || !strings.Contains(err.Error(), `"uid"`) {
+		t.Errorf("a field in another case: %v", err)
+	}
+}
+
 // A snapshot compares each block's owner labels with its rows.
 func TestSnapshotComparesLabelsAndRows(t *testing.T) {
 	a, c := netip.MustParseAddr("198.51.100.20"), netip.MustParseAddr("198.51.100.21")

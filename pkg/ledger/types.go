@@ -89,9 +89,11 @@ type Row struct {
 	Replaces string
 	// Reason says where a foreign claim was seen.
 	Reason string
-	// extra keeps the fields of newer versions.
-	extra map[string]json.RawMessage
+	extra  extra
 }
+
+// extra are the fields of newer versions: what is rewritten keeps them.
+type extra map[string]json.RawMessage
 
 // Owner returns the interface that the row names.
 func (r Row) Owner() Owner {
@@ -178,6 +180,7 @@ type Reservations struct {
 	Ledger     string                 `json:"ledger"`
 	UID        types.UID              `json:"uid"`
 	Interfaces map[string]Reservation `json:"interfaces"`
+	extra      extra
 }
 
 // Reservation is the part of Reservations that stands for one interface.
@@ -189,4 +192,5 @@ type Reservation struct {
 	// Annotations are the template annotations that the reservation put on the VM, so that a
 	// release takes away exactly these.
 	Annotations map[string]string `json:"annotations,omitempty"`
+	extra       extra
 }

@@ -442,7 +442,7 @@ func (in *intent) patch(vm *kubevirtv1.VirtualMachine, said *ledger.Reservations
 	if said.Interfaces == nil {
 		said.Interfaces = map[string]ledger.Reservation{}
 	}
-	said.Interfaces[in.iface.Name] = mine
+	said.Interfaces[in.iface.Name] = old.Renewed(mine)
 	text, err := said.Encode()
 	if err != nil {
 		return nil, err
