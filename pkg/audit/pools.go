@@ -3,6 +3,8 @@ package audit
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -91,17 +93,22 @@ func (e *estate) onNode(p *pool, node string, a netip.Addr) []Finding {
 		namespaces: p.Namespaces,
 	}
 	f.at(p.Network, a)
-	e.remedy(&f, CheckOf(PoolOverlapsNode).Remedy, "{pool}", p.Name, "{address}", exclusions(p, a))
+	e.remedy(&f, CheckOf(PoolOverlapsNode).Remedy, "{pool}", p.Name, "{address}", e.exclusions(p))
 	return []Finding{f}
 }
 
-// exclusions are the pool's exclusions and one more: `pool set` replaces the list.
-func exclusions(p *pool, a netip.Addr) string {
-	list := ""
-	for _, x := range p.Exclude {
-		list += x + ","
+// exclusions are the pool's exclusions and all addresses of nodes that it hands out: `pool set` replaces
+// the list, so that one command has to name them all.
+func (e *estate) exclusions(p *pool) string {
+	list := slices.Clone(p.Exclude)
+	for n := range e.Nodes {
+		for _, a := range nodeAddrs(&e.Nodes[n]) {
+			if p.handsOut(a) && !slices.Contains(list, a.String()) {
+				list = append(list, a.String())
+			}
+		}
 	}
-	return list + a.String()
+	return strings.Join(list, ",")
 }
 
 // unreachable finds machines with a reservation on a node that does not answer: what runs there

@@ -332,3 +332,16 @@ func TestC48SameNameOtherUID(t *testing.T) {
 		t.Errorf("remedy %q", f.Remedy)
 	}
 }
+
+// The remedies of one pool don't undo one another: each names all that has to be excluded.
+func TestNodeRemediesAgree(t *testing.T) {
+	w := newWorld()
+	w.node("n4", "198.51.100.11")
+	w.node("n5", "198.51.100.12")
+	w.expect(t, "PoolOverlapsNode pool/p1 198.51.100.11", "PoolOverlapsNode pool/p1 198.51.100.12")
+	for _, f := range audit.Run(&w.Snapshot, w.Options).Findings {
+		if f.Remedy != "kubectl vmip pool set p1 --exclude 198.51.100.50,198.51.100.11,198.51.100.12" {
+			t.Errorf("remedy %q", f.Remedy)
+		}
+	}
+}

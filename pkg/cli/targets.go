@@ -73,6 +73,9 @@ func (t *Targets) Parse(args []string) error {
 	return nil
 }
 
+// Changed says whether a flag of the command was given.
+func (t *Targets) Changed(flag string) bool { return t.cmd.Flags().Changed(flag) }
+
 func (t *Targets) oneSource() error {
 	var given []string
 	if len(t.names) > 0 {
@@ -85,7 +88,10 @@ func (t *Targets) oneSource() error {
 		given = append(given, "--all")
 	}
 	for _, name := range t.Instead {
-		if t.cmd.Flags().Changed(name) {
+		if f := t.cmd.Flags().Lookup(name); f.Changed {
+			if f.Value.String() == "" {
+				return fmt.Errorf("--%s is empty: an unset variable would mean all of the namespace", name)
+			}
 			given = append(given, "--"+name)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	kubevirtv1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/client-go/kubevirt"
@@ -73,7 +74,11 @@ func (r Reader) pods(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance
 }
 
 func (r Reader) migrations(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) ([]kubevirtv1.VirtualMachineInstanceMigration, error) {
-	list, err := r.KubeVirt.KubevirtV1().VirtualMachineInstanceMigrations(vmi.Namespace).List(ctx, metav1.ListOptions{LabelSelector: kubevirtv1.MigrationSelectorLabel + "=" + vmi.Name})
+	var opts metav1.ListOptions
+	if len(vmi.Name) <= validation.LabelValueMaxLength { // a longer name has no label
+		opts.LabelSelector = kubevirtv1.MigrationSelectorLabel + "=" + vmi.Name
+	}
+	list, err := r.KubeVirt.KubevirtV1().VirtualMachineInstanceMigrations(vmi.Namespace).List(ctx, opts)
 	if err != nil {
 		return nil, err
 	}

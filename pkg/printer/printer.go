@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
 )
 
 // The values of -o that stand for themselves.
@@ -62,6 +63,11 @@ func (f *format) Set(s string) error {
 	kind, _, _ := strings.Cut(s, "=")
 	if slices.Contains(f.formats, s) || (strings.Contains(s, "=") && slices.Contains(templates, kind)) {
 		f.Output = s
+		if strings.Contains(s, "=") {
+			// A template that can't be parsed is found before anything is done.
+			_, err := f.printer()
+			return err
+		}
 		return nil
 	}
 	if slices.Contains(templates, kind) {
@@ -89,14 +95,18 @@ func (f Flags) Lines() bool { return f.Output == JSON }
 // Object prints the object as -o asks for: json, yaml, or a template. JSON escapes control
 // characters by itself; templates print raw values, as kubectl's do.
 func (f Flags) Object(w io.Writer, obj runtime.Object) error {
-	print := genericclioptions.NewPrintFlags("")
-	print.NamePrintFlags = nil
-	print.OutputFormat = &f.Output
-	p, err := print.ToPrinter()
+	p, err := (*format)(&f).printer()
 	if err != nil {
 		return err
 	}
 	return p.PrintObj(obj, w)
+}
+
+func (f *format) printer() (printers.ResourcePrinter, error) {
+	print := genericclioptions.NewPrintFlags("")
+	print.NamePrintFlags = nil
+	print.OutputFormat = &f.Output
+	return print.ToPrinter()
 }
 
 // AddVersionFlags adds the flags of `version`, which has neither a table nor names.

@@ -180,27 +180,23 @@ func (s *Service) rowsOf(ctx context.Context, ref machine.Ref, iface string) (ro
 // conflict; then everything that could still use the address is looked at. It returns what does,
 // and the row stays releasing until a later look finds nothing; otherwise the row cools down.
 func (s *Service) takeBack(ctx context.Context, ref machine.Ref, e ledger.Entry) (string, error) {
-	return s.take(ctx, ref, e, taking{})
+	return s.take(ctx, ref, e, false)
 }
-
-// taking says how a row is taken back: lost, if it lost a race; unused, if no VM ever named it.
-type taking struct{ lost, unused bool }
 
 // errNamed says that the VM names the address of a row that was taken for a lost one.
 var errNamed = errors.New("the virtual machine names it")
 
 // takeLost takes a row back that lost a race. Its writer may have patched the VM since the VM was
 // read: then the row is the VM's address, its writer may have said so, and it stays.
-// An unused one is free at once.
-func (s *Service) takeLost(ctx context.Context, ref machine.Ref, e ledger.Entry, unused bool) error {
-	_, err := s.take(ctx, ref, e, taking{lost: true, unused: unused})
+func (s *Service) takeLost(ctx context.Context, ref machine.Ref, e ledger.Entry) error {
+	_, err := s.take(ctx, ref, e, true)
 	if ledger.IsChanged(err) {
 		return nil // somebody else is at it
 	}
 	return err
 }
 
-func (s *Service) take(ctx context.Context, ref machine.Ref, e ledger.Entry, how taking) (string, error) {
+func (s *Service) take(ctx context.Context, ref machine.Ref, e ledger.Entry, lost bool) (string, error) {
 	was, op := e.Row, ledger.NewOp()
 	row := e.Row
 	row.State, row.Op, row.Since = ledger.Releasing, op, s.Ledger.Clock.Now()
@@ -211,7 +207,7 @@ func (s *Service) take(ctx context.Context, ref machine.Ref, e ledger.Entry, how
 		return "", nil
 	}
 	e.Row = row
-	switch err := s.strip(ctx, ref, e, how.lost); {
+	switch err := s.strip(ctx, ref, e, lost); {
 	case errors.Is(err, errNamed):
 		was.Op = ledger.NewOp()
 		return "", s.Ledger.Transition(ctx, e, &was)
@@ -224,9 +220,6 @@ func (s *Service) take(ctx context.Context, ref machine.Ref, e ledger.Entry, how
 	}
 	if why != "" {
 		return why, nil
-	}
-	if how.unused {
-		return "", s.Ledger.Transition(ctx, e, nil)
 	}
 	return "", s.hold(ctx, ref, e)
 }

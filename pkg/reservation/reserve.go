@@ -274,7 +274,7 @@ func (s *Service) tidy(ctx context.Context, in *intent, got []ledger.Claimed, op
 			}
 		}
 		for _, e := range c.Lost {
-			errs = append(errs, s.takeLost(ctx, in.ref, e, false))
+			errs = append(errs, s.takeLost(ctx, in.ref, e))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -534,6 +534,22 @@ func (s *Service) finish(ctx context.Context, in *intent, rows []ledger.Entry, s
 	return res, nil
 }
 
+// giveBack takes back a row that this request has written. An address that no VM was ever told is free
+// at once, also for a caller who may not patch the VM: nobody else goes on with the row before it is
+// under another operation. Where an admission policy keeps labels from the caller, it cools down.
+func (s *Service) giveBack(ctx context.Context, in *intent, c ledger.Claimed) error {
+	if c.New && !in.sent {
+		err := s.Ledger.Transition(ctx, c.Entry, nil)
+		if err == nil || ledger.IsChanged(err) {
+			return nil
+		}
+		if !apierrors.IsForbidden(err) {
+			return err
+		}
+	}
+	return s.takeLost(ctx, in.ref, c.Entry)
+}
+
 // undo takes back the rows that a refused request has written.
 func (s *Service) undo(ctx context.Context, in *intent, got []ledger.Claimed) error {
 	if s.Preview || s.DryRun {
@@ -547,8 +563,7 @@ func (s *Service) undo(ctx context.Context, in *intent, got []ledger.Claimed) er
 		if c.Err != nil || !c.Fresh {
 			continue
 		}
-		// An address that no VM was ever told needs no cool-down.
-		if err := s.takeLost(ctx, in.ref, c.Entry, c.New && !in.sent); err != nil {
+		if err := s.giveBack(ctx, in, c); err != nil {
 			errs = append(errs, fmt.Errorf("taking %s back: %w; run the command again", c.Entry.Addr, err))
 		}
 	}

@@ -155,12 +155,16 @@ const answerPatience = 10 * time.Second
 func (d Deps) askRestart(ctx context.Context, e *engine, p Plan) error {
 	began := d.now()
 	for {
-		err := d.requestRestart(ctx, p)
+		if ctx.Err() != nil {
+			return context.Cause(ctx) // nothing was asked for
+		}
+		// Whoever gives up meanwhile is to be told what became of the request.
+		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerPatience)
+		err := d.requestRestart(asking, p)
+		cancel()
 		switch {
 		case err == nil:
 			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
 		case utilnet.IsConnectionRefused(err) && d.now().Sub(began) < d.patience():
 			if err := e.wait(ctx, time.Second); err != nil {
 				return err
@@ -173,8 +177,8 @@ func (d Deps) askRestart(ctx context.Context, e *engine, p Plan) error {
 			if taken(e.world, p.Instance) {
 				return nil
 			}
-			if werr := e.wait(ctx, time.Second); werr != nil {
-				return werr
+			if e.wait(ctx, time.Second) != nil {
+				break
 			}
 		}
 		return &answerLostError{err}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/ledger"
 	"github.com/kubectl-vmip/kubectl-vmip/pkg/reservation"
+	"github.com/kubectl-vmip/kubectl-vmip/test/fault"
 )
 
 // C12: a replica of a VirtualMachinePool, whose template the pool reverts, is refused, and so is an
@@ -100,4 +101,39 @@ func TestC70StoppedMachineKeepsItsAddress(t *testing.T) {
 	if got := fmt.Sprint(w.states("x")); got != "[]" {
 		t.Errorf("x has %s", got)
 	}
+}
+
+// What stands for nothing, an unset variable of a script, is refused: it would mean every machine, or
+// any address.
+func TestEmptyFlags(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.pool(ledger.Pool{})
+	w.vm("db-1")
+	for _, args := range [][]string{{"reserve", "-f", ""}, {"reserve", "db-1", "--ip", ""}, {"reserve", "-l", ""}, {"reserve", "db-1", "-o", "jsonpath={.x"}} {
+		if out, errOut, code := w.command("", args...); code != 2 || out != "" {
+			t.Errorf("%q: exit %d, %s%s", args, code, out, errOut)
+		}
+	}
+	if rows := w.rows(); len(rows) > 0 {
+		t.Errorf("refused commands left %v", rows)
+	}
+}
+
+// Whoever may write the ledger and not the machine gets no address, and leaves nothing behind.
+func TestMayNotPatchTheMachine(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.pool(ledger.Pool{})
+	w.vm("db-1")
+	x := w.writer(func(c fault.Call) fault.Action {
+		if c.Method == "PATCH" && strings.Contains(c.Path, "virtualmachines") {
+			return fault.Action{Status: 403}
+		}
+		return fault.Action{}
+	})
+	if got, err := w.reserve(x, "db-1"); err == nil {
+		t.Errorf("reserved %v", got)
+	}
+	w.is("db-1", "")
 }

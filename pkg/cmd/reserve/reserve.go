@@ -111,6 +111,9 @@ func (o *options) parse(args []string) error {
 		}
 		o.addresses = append(o.addresses, a)
 	}
+	if o.targets.Changed("ip") && len(o.addresses) == 0 {
+		return cli.UsageError(errors.New("--ip is empty: leave it out for an address that the ledger chooses"))
+	}
 	if o.replace && o.adopt {
 		return cli.UsageError(errors.New("--adopt keeps the address that a machine has, --replace gives it another: choose one of them"))
 	}
