@@ -96,6 +96,10 @@ func (s *Service) Release(ctx context.Context, req ReleaseRequest) (Result, erro
 	return res, nil
 }
 
+// patience is how long a release lets another one that takes the same row back go on: two that take it
+// from one another would never end.
+const patience = time.Second
+
 // release takes a row back though other commands may be moving it on the same way. It is ErrChanged
 // where one reserves it instead.
 func (s *Service) release(ctx context.Context, ref machine.Ref, e ledger.Entry) (string, error) {
@@ -104,16 +108,40 @@ func (s *Service) release(ctx context.Context, ref machine.Ref, e ledger.Entry) 
 		if !ledger.IsChanged(err) {
 			return why, err
 		}
-		now, there, rerr := s.Ledger.Row(ctx, e.Network, e.Addr)
+		now, done, rerr := s.moving(ctx, e)
 		switch {
 		case rerr != nil:
 			return "", rerr
-		case !there || now.Err == nil && (now.Row.VM != e.Row.VM || now.Row.Interface != e.Row.Interface || now.Row.State == ledger.Held):
+		case done:
 			return "", nil // another command has released it
-		case now.Err != nil || now.Row.State == ledger.Reserved || try == maxTries || !ledger.Pause(ctx, try):
+		case now.Err != nil || now.Row.State == ledger.Reserved || try == maxTries:
 			return "", err
 		}
-		e = now
+		e = now // its taker has died
+	}
+}
+
+// moving waits while another command takes a row back. done says that it has: the row cools down, is
+// free, or somebody else's.
+func (s *Service) moving(ctx context.Context, e ledger.Entry) (now ledger.Entry, done bool, err error) {
+	seen, since := "", time.Now()
+	for {
+		now, there, err := s.Ledger.Row(ctx, e.Network, e.Addr)
+		switch r := now.Row; {
+		case err != nil:
+			return now, false, err
+		case !there || now.Err == nil && (r.VM != e.Row.VM || r.Interface != e.Row.Interface || r.State == ledger.Held):
+			return now, true, nil
+		case now.Err != nil || r.State != ledger.Releasing:
+			return now, false, nil
+		case r.Op != seen:
+			seen, since = r.Op, time.Now()
+		case time.Since(since) > patience:
+			return now, false, nil
+		}
+		if !ledger.Pause(ctx, maxTries) {
+			return now, false, context.Cause(ctx)
+		}
 	}
 }
 
