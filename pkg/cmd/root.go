@@ -92,11 +92,16 @@ address, and audited.`,
 		if len(g.commands) == 0 {
 			continue
 		}
-		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		shown := false
 		for _, command := range g.commands {
 			c := command(env)
-			c.GroupID = g.id
+			if !c.Hidden {
+				c.GroupID, shown = g.id, true
+			}
 			root.AddCommand(c)
+		}
+		if shown { // a title above nothing helps nobody
+			root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 		}
 	}
 	root.SetHelpCommandGroupID("other")
