@@ -57,6 +57,9 @@ type Action struct {
 	Rewrite func([]byte) []byte
 	// Pretend does not send the call and tells the client that it was done.
 	Pretend bool
+	// Answer is what a pretended call answers; nil stands for the body that was sent, as an update's
+	// answer has it.
+	Answer []byte
 	// Status answers with a Kubernetes status of that code, without sending the call.
 	Status int
 }
@@ -186,6 +189,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		t.count(c, resp)
 		return resp, nil
 	case a.Pretend:
+		if a.Answer != nil {
+			return answer(r, http.StatusOK, a.Answer), nil
+		}
 		return answer(r, http.StatusOK, c.Body), nil
 	case a.Drop:
 		return nil, ErrBroken
