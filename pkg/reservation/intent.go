@@ -398,6 +398,8 @@ func (in *intent) renderable() error {
 		a := in.wanted[f]
 		if !a.IsValid() {
 			a = anyOf(space, f)
+		} else if err := space.Check(a); err != nil && !in.pool.Contains(a) {
+			return claimRefused(in.ref, fmt.Errorf("pool %s: %w", in.pool.Name, err))
 		}
 		if a.IsValid() {
 			probe = append(probe, a)
